@@ -280,7 +280,7 @@ def heading(found: Summary) -> str:
     ranks, hosts = len(found.records), found.hosts
     words = [f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}"]
     words.append(f"{duration(max(each.wall for each in found.records))} in all")
-    words.append(f"{found.number:,} steps" if found.number else "no training steps")
+    words.append(f"{found.number:,} step{'s' * (found.number != 1)}" if found.number else "no training steps")
     if found.step:
         words.append(f"{1 / found.step:,.4g} steps/s")
     if found.samples_per_second:

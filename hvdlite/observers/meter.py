@@ -129,9 +129,8 @@ class Stretch:
     seconds: float = 0.0
     spent: Spent = Spent()
 
-    def with_one(self, seconds: float, spent: Spent) -> Stretch:
-        """This stretch and one more step."""
-        return Stretch(self.number + 1, self.seconds + seconds, self.spent + spent)
+    def __add__(self, other: Stretch) -> Stretch:
+        return Stretch(self.number + other.number, self.seconds + other.seconds, self.spent + other.spent)
 
     def __sub__(self, other: Stretch) -> Stretch:
         return Stretch(self.number - other.number, self.seconds - other.seconds, self.spent - other.spent)
@@ -194,11 +193,11 @@ class StepLog:
         if self.first is None:
             self.first = now
             return
-        seconds, spent = now - before, spent - spent_before
-        if self.is_pause(seconds - spent.exposed):
-            self.pauses = self.pauses.with_one(seconds, spent)
+        interval = Stretch(1, now - before, spent - spent_before)
+        if self.is_pause(interval.seconds - interval.spent.exposed):
+            self.pauses += interval
         else:
-            self.steps = self.steps.with_one(seconds, spent)
+            self.steps += interval
 
     def is_pause(self, computed: float) -> bool:
         """Whether an interval with so many seconds of computing is a pause."""

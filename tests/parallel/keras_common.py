@@ -6,6 +6,7 @@ process with batches of N * B rows differ only by the order of float32 sums.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ import keras
 import numpy as np
 
 import hvdlite as hvd
+import hvdlite.keras
+from hvdlite.job import runtime
 from tests.parallel.common import require_error, require_same_bits
 
 STEPS, BATCH, WIDTH = 6, 12, 6  # 1, 2, 3 and 4 divide 12 rows
@@ -187,3 +190,28 @@ def require_layers_that_follow(module: Any) -> None:
     listed.layers[0].adapt(x + hvd.rank())
     module.broadcast_variables(listed.variables, root_rank=0)
     require_same_bits([np.array(keras.ops.convert_to_numpy(listed(x)))])
+
+
+def require_job_metrics() -> None:
+    """JobMetricsCallback adds its numbers to the history, and steps count once, with and without a strategy."""
+    for strategy in (None, hvd.LocalSGD(sync_every=2)):
+        hvd.shutdown()
+        hvd.init()
+        if strategy and keras.backend.backend() == "jax":
+            continue
+        trained = model()
+        trained.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), strategy=strategy), "mse")
+        x, y = data()
+        rows, names = share(), ("steps_per_s", "exposed_comm_pct", "peak_memory_mb")
+        callback = hvdlite.keras.callbacks.JobMetricsCallback(names)
+        told = trained.fit(
+            x[rows], y[rows], BATCH // hvd.size(), epochs=2, shuffle=False, verbose=0, callbacks=[callback]
+        )
+        for name in names:
+            found = told.history[f"hvdlite/{name}"]
+            assert len(found) == 2 and found[0] > 0, (name, found)
+            assert len(set(hvd.allgather_object(str(found)))) == 1, name
+        assert runtime.current().observers.steps.number == 2 * STEPS, strategy
+        wrong = [hvdlite.keras.callbacks.JobMetricsCallback(("speed",))]
+        fit_again = functools.partial(trained.fit, x[rows], y[rows], BATCH // hvd.size(), verbose=0, callbacks=wrong)
+        require_error(ValueError, fit_again, "hvd.metrics() has no 'speed'")

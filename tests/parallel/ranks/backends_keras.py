@@ -26,6 +26,7 @@ from tests.parallel.keras_common import (
     fit,
     model,
     require_close,
+    require_job_metrics,
     require_layers_that_follow,
     require_one_big_batch_norm,
     require_resuming,
@@ -352,3 +353,7 @@ def check_a_model_in_parts() -> None:
     """On JAX it is refused. (`backends_chain` has the checks on the other backends.)"""
     if on("jax"):
         require_error(NotImplementedError, lambda: hvd.Chain([(0, model), (1, model)]), "JAX", "KERAS_BACKEND=torch")
+
+
+def check_job_metrics() -> None:
+    require_job_metrics()

@@ -6,6 +6,7 @@ Weights equal those of one process that trains with the big batch.
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import hvdlite as hvd
+from hvdlite.job import runtime
 from tests.parallel.common import at_sizes, require_error
 from tests.parallel.distributed_common import grouped
 from tests.parallel.distributed_models import (
@@ -607,3 +609,23 @@ def check_compiled_models() -> None:
     model = sharded(network(), mesh=init_device_mesh("cpu", (hvd.size(),)))
     train(torch.compile(model, backend="aot_eager"), sgd(model.parameters()))  # type: ignore[arg-type]
     require_close(full(model), expected)
+
+
+@grouped
+def check_the_summary_sees_ddps_waits() -> None:
+    """DDP waits in C++. All ranks but one come 30 ms earlier to the end of backward, and wait for it."""
+    model = DistributedDataParallel(network())
+    optimizer = sgd(model.parameters())
+    slowest = dist.get_rank() == dist.get_world_size() - 1
+    steps = runtime.current().observers.steps
+    before, steps_before = runtime.current().observers.meter.spent, steps.number
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = loss_of(model, *map(mine, data(step)))
+        time.sleep(0.04 if slowest else 0.01)
+        loss.backward()
+        optimizer.step()
+    spent = runtime.current().observers.meter.spent - before
+    assert steps.number == steps_before + 6
+    assert slowest or 6 * 0.03 * 0.8 < spent.waiting < 6 * 0.06, spent
+    assert not slowest or spent.waiting < 6 * 0.03 * 0.5, spent

@@ -28,6 +28,7 @@ from tests.parallel.keras_common import (
     fit,
     model,
     require_close,
+    require_job_metrics,
     require_layers_that_follow,
     share,
     weights,
@@ -654,3 +655,7 @@ def check_backups_on_one_rank_are_refused_with_the_cure() -> None:
             else:
                 require_error(HvdliteError, fit, "rank 0 begins epoch 3, rank 1 begins epoch 1",
                               'keras.callbacks.BackupAndRestore(f"backup/{hvd.rank()}")')  # fmt: skip
+
+
+def check_job_metrics() -> None:
+    require_job_metrics()

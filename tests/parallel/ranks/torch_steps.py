@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import hvdlite.torch as hvd
+from hvdlite.job import runtime
 from tests.parallel.common import at_sizes, last, require_error, require_mismatch, require_same_bits
 from tests.parallel.ranks.torch_gradients import attach, average, loss_of, require_grads, weights
 
@@ -512,3 +513,37 @@ def check_results_that_were_not_zeroed_are_not_summed_again() -> None:
         optimizer.zero_grad()
     (a + b).sum().backward()
     assert (a.grad == p).all() and (b.grad == p).all()
+
+
+def check_steps_are_counted() -> None:
+    """Steps of any optimizer count: attached, with accumulation, or several per step of the training loop."""
+    for attached in (True, False):
+        hvd.shutdown()
+        hvd.init()
+        params, others = weights(), weights()
+        first, second = (torch.optim.SGD(each, 0.1) for each in (params, others))
+        if attached:
+            first = hvd.DistributedOptimizer(first, backward_passes_per_step=2)
+        for _ in range(5):
+            for _ in range(2):
+                loss_of(params).backward()
+            first.step()
+            loss_of(others).backward()
+            second.step()
+        assert runtime.current().observers.steps.number == 5
+
+
+def check_a_nested_step_counts_once() -> None:
+    class Nested(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    torch.optim.SGD(weights(), 0.1)  # torch wraps the step() of each class that has an instance
+    hvd.shutdown()
+    hvd.init()
+    params = weights()
+    optimizer = Nested(params, 0.1)
+    for _ in range(5):
+        loss_of(params).backward()
+        optimizer.step()
+    assert runtime.current().observers.steps.number == 5

@@ -1,0 +1,255 @@
+"""The meter's sums, the log of steps, and the summary, with a clock that the test sets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import pytest
+
+from hvdlite.api.summary import Summary, duration, size
+from hvdlite.job.records import Beginning, Record
+from hvdlite.lanes.observer import Seat
+from hvdlite.lanes.request import Request
+from hvdlite.lanes.signature import Signature
+from hvdlite.observers import meter
+from hvdlite.observers.meter import PAUSE, SETTLED, Meter, Spent, StepLog, Stretch
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(meter, "time", found)
+    return found
+
+
+SEAT = Seat((0,), 0)
+
+
+def request(agreed: float) -> Request[None]:
+    found = Request[None](Signature("note", "x"), lambda at: None)
+    found.agreed = agreed
+    return found
+
+
+def operation(measuring: Meter, clock: Clock, seconds: float) -> None:
+    """An operation that is under way for so many seconds."""
+    begin(measuring)
+    clock.pass_(seconds)
+    end(measuring)
+
+
+def begin(measuring: Meter) -> None:
+    measuring.agreed(SEAT, request(agreed=1.0))
+
+
+def end(measuring: Meter, agreed: float = 1.0) -> None:
+    measuring.done(SEAT, request(agreed))
+
+
+def test_a_wait_is_for_ranks_until_an_operation_is_under_way(clock: Clock) -> None:
+    measuring = Meter()
+    clock.pass_(1)
+    measuring.wait_begins()
+    clock.pass_(2)
+    operation(measuring, clock, 4)
+    measuring.wait_ends()
+    clock.pass_(8)
+    assert measuring.spent == Spent(exposed=6, waiting=2, under_way=4)
+
+
+def test_an_operation_is_exposed_only_while_a_thread_waits(clock: Clock) -> None:
+    measuring = Meter()
+    begin(measuring)
+    clock.pass_(1)
+    measuring.wait_begins()
+    clock.pass_(2)
+    end(measuring)
+    measuring.wait_ends()
+    operation(measuring, clock, 4)
+    assert measuring.spent == Spent(exposed=2, waiting=0, under_way=7)
+
+
+def test_waits_of_two_threads_and_two_operations_count_once(clock: Clock) -> None:
+    measuring = Meter()
+    for _ in range(2):
+        measuring.wait_begins()
+        begin(measuring)
+    clock.pass_(3)
+    measuring.wait_ends()
+    end(measuring)
+    clock.pass_(1)
+    end(measuring)
+    clock.pass_(2)
+    measuring.wait_ends()
+    assert measuring.spent == Spent(exposed=6, waiting=2, under_way=4)
+
+
+def test_a_request_that_fails_before_all_ranks_call_is_no_operation(clock: Clock) -> None:
+    measuring = Meter()
+    begin(measuring)
+    end(measuring, agreed=0.0)
+    clock.pass_(1)
+    assert measuring.spent.under_way == 1
+
+
+def test_sums_run_on_while_a_thread_waits(clock: Clock) -> None:
+    measuring = Meter()
+    measuring.wait_begins()
+    clock.pass_(1)
+    assert measuring.spent == Spent(1, 1, 0)
+    clock.pass_(1)
+    assert measuring.spent == Spent(2, 2, 0)
+
+
+def logged(clock: Clock, intervals: Iterable[float], who: Iterable[int] = (1,)) -> StepLog:
+    """A log in which each of these optimizers ends a step after each interval."""
+    found = StepLog(Meter(), clock.now)
+    found.start()
+    for seconds in intervals:
+        clock.pass_(seconds)
+        for each in who:
+            found.end(each)
+    return found
+
+
+def test_the_first_step_begins_the_count(clock: Clock) -> None:
+    log = logged(clock, [5, 1, 1, 1])
+    assert (log.number, log.first, log.steps) == (4, 5, Stretch(3, 3, Spent()))
+
+
+@pytest.mark.parametrize("who", [(1,), (1, 2), (1, 2, 3)])
+def test_a_step_of_several_optimizers_counts_once(clock: Clock, who: tuple[int, ...]) -> None:
+    log = logged(clock, [1] * 10, who)
+    assert log.number == 10 and log.steps == Stretch(9, 9, Spent())
+
+
+def test_another_optimizer_goes_on_with_the_count(clock: Clock) -> None:
+    log = logged(clock, [1] * 10)
+    for _ in range(10):
+        clock.pass_(1)
+        log.end(2)
+    assert log.number in (19, 20) and log.steps.seconds == log.number - 1 + (log.number == 19)
+
+
+def test_a_step_with_more_than_the_usual_computing_is_a_pause(clock: Clock) -> None:
+    usual = [1.0] * (SETTLED + 1)
+    log = logged(clock, [*usual, PAUSE, *usual, PAUSE + 0.5, *usual])
+    assert log.pauses == Stretch(1, PAUSE + 0.5, Spent())
+    assert log.steps == Stretch(3 * SETTLED + 3, 3 * SETTLED + 2 + PAUSE, Spent())
+
+
+def test_the_first_steps_are_no_pauses(clock: Clock) -> None:
+    assert logged(clock, [1, 1, 100, 1, 1]).pauses == Stretch()
+
+
+def test_a_lasting_change_is_no_pause(clock: Clock) -> None:
+    log = logged(clock, [*[1.0] * 40, *[100.0] * 100])
+    assert log.pauses.number <= meter.RECENT // 2 + 1
+
+
+def test_a_long_wait_for_other_ranks_is_no_pause(clock: Clock) -> None:
+    log = logged(clock, [1] * 10)
+    log.meter.wait_begins()
+    clock.pass_(100)
+    log.meter.wait_ends()
+    clock.pass_(1)
+    log.end(1)
+    assert log.pauses.number == 0 and log.steps.spent == Spent(100, 100, 0) and log.steps.seconds == 110
+
+
+BEGINNING = Beginning(launch=0.5, imports=2, init=0.25, first_step=1.25)
+
+
+def record(compute: float, waiting: float, communication: float, under_way: float = 0.0, number: int = 100) -> Record:
+    """A rank's record with these seconds per step."""
+    spent = Spent((waiting + communication) * number, waiting * number, (under_way or communication) * number)
+    steps = Stretch(number, (compute + waiting + communication) * number, spent)
+    return Record(60, BEGINNING, number, 32 * number, steps, Stretch(2, 3, Spent()), 1000 * number, 10, 10**9, 0)
+
+
+SUMMARY = Summary((record(0.06, 0.02, 0.02), record(0.08, 0.0, 0.02), record(0.06, 0.02, 0.02, 0.05)), hosts=1)
+
+
+def test_a_summary_is_of_all_ranks() -> None:
+    found = {name.removeprefix("hvdlite/"): value for name, value in SUMMARY.as_dict().items()}
+    expected = {
+        "steps": 100, "steps_per_s": 10, "samples_per_s": 3 * 32 * 10, "step_ms": 100, "compute_ms": 200 / 3,
+        "communication_ms": 20, "waiting_ms": 40 / 3, "hidden_comm_ms": 10, "exposed_comm_pct": 100 / 3,
+        "waiting_pct": 40 / 3, "slowest_rank": 1, "slowest_rank_extra_ms": 20, "pauses": 2, "pauses_s": 3,
+        "network_bytes_per_step": 1000, "memory_bytes_per_step": 0.1, "peak_memory_mb": 1000, "peak_gpu_memory_mb": 0,
+        "first_step_s": 4, "first_step_launch_s": 0.5, "first_step_imports_s": 2, "first_step_init_s": 0.25,
+        "wall_s": 60,
+    }  # fmt: skip
+    assert found == pytest.approx(expected)
+
+
+def test_the_table_says_it_in_words() -> None:
+    text = str(SUMMARY)
+    for words in ("3 ranks on 1 host", "60 s in all", "100 steps", "10 steps/s",
+                  "960 samples/s", "A step takes 100 ms", "66.7 ms  67%", "20 ms  20%", "13.3 ms  13%",
+                  "1: computes 20 ms (33%) longer per step than the others", "after 4 s"):  # fmt: skip
+        assert words in text, words
+    assert len({len(line) for line in text.splitlines()}) == 1
+
+
+def test_a_summary_without_steps() -> None:
+    none = Record(2, BEGINNING, 0, 0, Stretch(), Stretch(), 0, 0, 10**6, 0)
+    found = Summary((none,), 1)
+    assert "no training steps" in str(found) and found.as_dict()["hvdlite/steps_per_s"] == 0
+
+
+def test_since_leaves_out_what_was_before() -> None:
+    earlier = Summary(tuple(record(0.1, 0.1, 0.1, number=40) for _ in range(3)), 1)
+    later = Summary(
+        tuple(
+            Record(70, BEGINNING, 140, each.samples + 1280, each.steps + before.steps, each.pauses, 0, 0, 0, 0)
+            for each, before in zip(SUMMARY.records, earlier.records, strict=True)
+        ),
+        1,
+    )
+    found = later.since(earlier).as_dict()
+    for name in ("steps", "step_ms", "compute_ms", "waiting_ms", "samples_per_s"):
+        assert found[f"hvdlite/{name}"] == pytest.approx(SUMMARY.as_dict()[f"hvdlite/{name}"]), name
+    assert found["hvdlite/pauses"] == 0
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0, "0 us"), (12.34e-6, "12 us"), (1.234e-3, "1.23 ms"), (0.9999, "1 s"), (1.5, "1.5 s"), (99.9, "99.9 s"),
+    (125.4, "2 min 05 s"), (3725, "1 h 02 min"), (0.99951e-3, "1 ms"),
+])  # fmt: skip
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [
+    (0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 KB"), (123.4e6, "123 MB"), (5.5e9, "5.5 GB"), (2e13, "20,000 GB"),
+])  # fmt: skip
+def test_sizes(nbytes: float, text: str) -> None:
+    assert size(nbytes) == text
+
+
+def test_the_meter_is_cheap() -> None:
+    """A step of a small model has some 6 changes; each takes about 0.6 us. (Here: below 6 us, on a busy machine.)"""
+    measuring = Meter()
+
+    def one() -> float:
+        began = time.perf_counter()
+        for _ in range(1000):
+            measuring.change(waits=1)
+            measuring.change(waits=-1)
+        return (time.perf_counter() - began) / 2000
+
+    assert min(one() for _ in range(5)) < 6e-6
