@@ -1,5 +1,6 @@
 """Lightning's Trainer and Fabric."""
 
+import csv
 import os
 import sys
 import tempfile
@@ -9,8 +10,11 @@ import lightning
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import DDPStrategy as FabricStrategy
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, TensorDataset
+
+from hvdlite.torch.lightning import JobMetricsCallback
 
 warnings.simplefilter("ignore")
 ON = {"accelerator": "cpu", "devices": int(os.environ["LOCAL_WORLD_SIZE"])}
@@ -37,13 +41,19 @@ data = TensorDataset(x, x.sum(1, keepdim=True))
 model, folder = Model(), tempfile.mkdtemp()
 trainer = lightning.Trainer(
     strategy=DDPStrategy(process_group_backend="hvdlite"), max_epochs=5, default_root_dir=folder,
-    enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, **ON,
+    enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, callbacks=[JobMetricsCallback()],
+    logger=CSVLogger(folder), **ON,
 )  # fmt: skip
 trainer.fit(model, DataLoader(data, 8))
 assert torch.distributed.get_backend() == "hvdlite" and trainer.world_size == 2
 assert trainer.callback_metrics["loss"] < 1
 rank, saved = trainer.global_rank, [file for _, _, files in os.walk(folder) for file in files]
 assert trainer.is_global_zero == (rank == 0) and bool(saved) == (rank == 0), saved
+
+if rank == 0:
+    with open(os.path.join(trainer.logger.log_dir, "metrics.csv")) as file:
+        steps = [float(row["hvdlite/steps"]) for row in csv.DictReader(file) if row.get("hvdlite/steps")]
+    assert steps == [4.0] * 5, steps
 
 fabric = Fabric(strategy=FabricStrategy(process_group_backend="hvdlite"), **ON)
 fabric.launch()
