@@ -43,6 +43,7 @@ from hvdlite.lanes.matching import said_by
 from hvdlite.lanes.observer import Observer
 from hvdlite.system.user_warnings import warn
 from hvdlite.transports import Communicator
+from hvdlite.transports.sent_bytes import SentBytes
 from hvdlite.transports.threads import ThreadTransport
 
 
@@ -103,6 +104,11 @@ class Runtime:
     def set_neighbors(self, topology: object) -> None:
         """Keep the user's topology."""
         self.neighbors = topology
+
+    @property
+    def sent(self) -> SentBytes:
+        """The bytes that this rank has sent to other ranks, by all lanes, mailboxes and messages."""
+        return self.world.tally.sent
 
     @property
     def dynamic(self) -> bool:

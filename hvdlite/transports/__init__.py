@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hvdlite.arrays import Array
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
+from hvdlite.transports.sent_bytes import Tally
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -117,11 +118,13 @@ class Transport(Protocol):
         rank: This rank's number.
         size: The number of ranks.
         library: The MPI's name and version; "" without MPI.
+        tally: Counts the bytes that this rank sends. Each message is counted where it is sent.
     """
 
     rank: int
     size: int
     library: str
+    tally: Tally
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         """Send one array and receive another at the same time. Blocks until both are done."""
@@ -215,7 +218,8 @@ class Communicator(Transport, Protocol):
         """A transport of the same ranks for point-to-point messages only, separate from this transport's. Not
         collective.
 
-        It ends with this transport.
+        It ends with this transport. Its tally is not the job's, since it also carries agreements of pairs: its user
+        counts the other messages.
         """
         ...
 
