@@ -3,7 +3,8 @@
 A transport is a private communicator: one transport never receives another's messages. `mpi` sends over MPI. In
 `threads` ranks are threads of one process, for unit tests and for a job of one rank. These two are `Communicator`s:
 process sets are made from them. Other transports use one of these: `pair` for two of its ranks, `device` for arrays on
-GPUs. Not here: which rank sends what (`algorithms/`), and in which order operations run (`lanes/`).
+GPUs. `sent_bytes` counts what a rank sends. Not here: which rank sends what (`algorithms/`), and in which order
+operations run (`lanes/`).
 """
 
 from __future__ import annotations
