@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import borders as equal_borders
-from hvdlite.algorithms.shared import adder, in_blocks
+from hvdlite.algorithms.shared import adder, crossing_bytes, in_blocks
 from hvdlite.arrays import Array, is_small_float
 from hvdlite.transports import Transport
 from hvdlite.transports.two_levels import Levels
@@ -63,16 +64,21 @@ def prepared(
         between: Prepares the all-reduce between hosts.
         borders: Drivers + 1 elements: the part of driver k is from border k to border k+1. None: equal parts.
     """
-    barrier = levels.local.barrier  # as in the two-shot: no rank reads before all have written
+    local, rank = levels.local, levels.local.rank
+    buffer = buffers[rank]
+
+    def finish(crossing: int) -> None:
+        local.tally.in_memory(crossing)
+        local.barrier()  # as in the two-shot: no rank reads before all have written
+
     if levels.cross is None:
-        return barrier
-    rank = levels.local.rank
+        return partial(finish, crossing_bytes(buffer, buffer[:0], local.size))
     start, stop = (borders or equal_borders(buffers[0], levels.drivers))[rank : rank + 2]
     pieces = [buffer[start:stop] for buffer in buffers]
     mine = pieces.pop(rank)
     within, across = of_levels(reduction, mine, levels.fullest)
     blocks, add_up = list(in_blocks([mine, *pieces], within)), adder([mine, *pieces], within)
-    allreduce = between(levels.cross, mine, across)
+    allreduce, crossing = between(levels.cross, mine, across), crossing_bytes(buffer, mine, local.size)
 
     def hierarchical() -> None:
         for block in blocks:
@@ -81,6 +87,6 @@ def prepared(
         for total, *targets in blocks:
             for target in targets:
                 target[...] = total
-        barrier()
+        finish(crossing)
 
     return hierarchical

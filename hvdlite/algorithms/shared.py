@@ -58,9 +58,10 @@ def prepared(
     rank = transport.rank
     pieces = same_part(buffers, transport.size, rank)
     blocks = [(block, anothers_first(block, rank)) for block in in_blocks(pieces, reduction)]
-    add_up = adder(pieces, reduction)
+    add_up, crossing = adder(pieces, reduction), crossing_bytes(buffers[rank], pieces[rank], transport.size)
 
     def two_shot() -> None:
+        transport.tally.in_memory(crossing)
         if lent:
             add_up_lent(pieces, rank, reduction, lent, add_up)
         else:
@@ -69,6 +70,19 @@ def prepared(
         transport.barrier()  # without it a rank would read or change its buffer while others still write into it
 
     return two_shot
+
+
+def crossing_bytes(buffer: Array, part: Array, ranks: int) -> int:
+    """The bytes that others read from this rank's buffer, and that this rank writes to theirs, in one two-shot.
+
+    Others read all but its part, and this rank writes its part to each other buffer: 2n(p-1)/p bytes for equal parts.
+
+    Args:
+        buffer: This rank's buffer.
+        part: The part that this rank adds up; empty if it adds nothing.
+        ranks: The number of ranks on this host.
+    """
+    return int(buffer.nbytes - part.nbytes + (ranks - 1) * part.nbytes)
 
 
 def add_up_lent(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from hvdlite.algorithms.choice import Place
 from hvdlite.algorithms.reduction import Reduction
 from hvdlite.algorithms.ring import part, same_part
-from hvdlite.algorithms.shared import adder, anothers_first, in_blocks
+from hvdlite.algorithms.shared import adder, anothers_first, crossing_bytes, in_blocks
 from hvdlite.arrays import LINE, Array, DType, overlapping
 from hvdlite.memory.arena import typed
 from hvdlite.memory.workspace import Workspace
@@ -52,17 +52,19 @@ def halves(memory: Sequence[Array]) -> list[list[Array]]:
 
 
 class Passage(NamedTuple):
-    """The all-reduce of pieces of one length in one half: three functions of this rank's piece.
+    """The all-reduce of pieces of one length in one half: three functions of this rank's piece, and the price.
 
     Attributes:
         bring: Copies the parts that other ranks add into this rank's half.
         add: Adds this rank's part of all ranks' pieces. Writes the sum into the piece, and into the others' halves.
         take: Copies the parts that others have added out of this rank's half.
+        crossing: The bytes that others read from this rank's half, and that this rank writes to theirs.
     """
 
     bring: Callable[[Array], None]
     add: Callable[[Array], None]
     take: Callable[[Array], None]
+    crossing: int
 
 
 def prepared_allreduce(
@@ -103,6 +105,7 @@ def prepared_allreduce(
             if number > 0:
                 ways[number - 1].take(pieces[number - 1])
             ways[number].add(piece)
+            transport.tally.in_memory(ways[number].crossing)
             if number + 1 < len(pieces):
                 ways[number + 1].bring(pieces[number + 1])
         transport.barrier()
@@ -134,7 +137,7 @@ def passage(rank: int, stages: Sequence[Array], reduction: Reduction) -> Passage
         for place in others:
             array[place] = mine[place]
 
-    return Passage(bring, add, take)
+    return Passage(bring, add, take, crossing_bytes(mine, pieces[rank], size))
 
 
 def reduce_scatter(
@@ -158,6 +161,7 @@ def reduce_scatter(
     room = both[0][0].size // size // LINE * LINE  # bytes for each rank's part
     step = room // result.itemsize
     add_up = adder([result], reduction)
+    transport.tally.in_memory(sum(part.nbytes for other, part in enumerate(parts) if other != rank))
     overwrites = rank > 1 and overlapping([parts[rank], result]) is not None  # sums begin with ranks 0 and 1
     for number, start in enumerate(range(0, max(map(len, parts)), step)):
         half = both[number % 2]

@@ -34,21 +34,23 @@ def prepared_scatter(
         how: The operation and its scaling.
     """
     if peers is not None and at.place.one_host:
-        return in_memory(at, peers, parts[at.transport.rank], how)
+        return in_memory(at, peers, parts, how)
     return by_messages(at, buffer, parts, how)
 
 
-def in_memory(at: Workplace, peers: Sequence[Array], part: Sequence[slice], how: Reduction) -> Callable[[], None]:
-    """A function that adds up one part of all ranks' buffers. Price of each call: n/p elements read of each; a barrier.
+def in_memory(at: Workplace, peers: Sequence[Array], parts: Parts, how: Reduction) -> Callable[[], None]:
+    """A function that adds up this rank's part of all buffers. Price: n/p elements read of each; a barrier.
 
     Every rank has finished writing its buffer when the function is called, because the roll call before it is a
     barrier.
     """
     rank, barrier = at.transport.rank, at.transport.barrier
-    blocks = [block for piece in part for block in in_blocks([peer[piece] for peer in peers], how)]
+    blocks = [block for piece in parts[rank] for block in in_blocks([peer[piece] for peer in peers], how)]
     add_up = adder(peers, how)
+    read_by_others = sum(peers[rank][each].nbytes for other, its in enumerate(parts) if other != rank for each in its)
 
     def scatter() -> None:
+        at.transport.tally.in_memory(read_by_others)
         for block in blocks:
             mine, before, after = block[rank], block[:rank], block[rank + 1 :]
             if not is_host(mine):

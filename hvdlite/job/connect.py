@@ -21,6 +21,7 @@ from hvdlite.job import exits, folder, mpi_segments, topology
 from hvdlite.job.process_sets import Given
 from hvdlite.system import launcher_environment, malloc
 from hvdlite.transports import Communicator
+from hvdlite.transports.sent_bytes import SentBytes, Tally
 from hvdlite.transports.threads import alone
 
 
@@ -116,7 +117,8 @@ def over_mpi(
     elif MPI.COMM_WORLD.Get_size() == 1:
         mpi_segments.unlink()  # no other process looks for them
     place = topology.from_leaders(own.Get_rank(), mpi.host_leaders(own))
-    return mpi.MpiTransport(own, mpi.PIECE if place.one_host else mpi.network_piece(own)), place
+    piece = mpi.PIECE if place.one_host else mpi.network_piece(own)
+    return mpi.MpiTransport(own, piece, tally=Tally(SentBytes(), place.local_ranks)), place
 
 
 def refuse_torchrun() -> None:

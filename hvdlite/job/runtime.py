@@ -44,6 +44,7 @@ from hvdlite.lanes import swallowed
 from hvdlite.lanes.matching import said_by
 from hvdlite.system.user_warnings import warn
 from hvdlite.transports import Communicator
+from hvdlite.transports.sent_bytes import SentBytes
 from hvdlite.transports.threads import ThreadTransport
 
 
@@ -105,6 +106,11 @@ class Runtime:
     def set_neighbors(self, topology: object) -> None:
         """Keep the user's topology."""
         self.neighbors = topology
+
+    @property
+    def sent(self) -> SentBytes:
+        """The bytes that this rank has sent to other ranks, by all lanes, mailboxes and messages."""
+        return self.world.tally.sent
 
     @property
     def dynamic(self) -> bool:

@@ -40,7 +40,7 @@ class Post:
         observers: Sequence[Observer],
         family: Callable[[], Iterable[Lane]],
     ) -> None:
-        self.transport = transport.aside()
+        self.transport, self.tally = transport.aside(), transport.tally
         self.members, self.observers, self.family = members, observers, family
         self.lock = threading.Lock()
         self.lanes: dict[int, Lane] = {}
@@ -53,7 +53,7 @@ class Post:
         """The lane with this peer, made at the first call. Not collective."""
         with self.lock:
             if peer not in self.lanes:
-                pair = PairTransport(self.transport, peer)
+                pair = PairTransport(self.transport, peer, self.tally)
                 members = [self.members[place] for place in sorted((peer, self.transport.rank))]
                 name = f"messages of ranks {list(self.members)}"  # observers know the set by this name
                 self.lanes[peer] = Lane(pair, Place(2, False), members, name, self.observers, self.family)

@@ -3,7 +3,8 @@
 A transport is a private communicator: one transport never receives another's messages. `mpi` sends over MPI. In
 `threads` ranks are threads of one process, for unit tests and for a job of one rank. These two are `Communicator`s:
 process sets are made from them. Other transports use one of these: `pair` for two of its ranks, `device` for arrays on
-GPUs. Not here: which rank sends what (`algorithms/`), and in which order operations run (`lanes/`).
+GPUs. `sent_bytes` counts what a rank sends. Not here: which rank sends what (`algorithms/`), and in which order
+operations run (`lanes/`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hvdlite.arrays import Array
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
+from hvdlite.transports.sent_bytes import Tally
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -117,11 +119,13 @@ class Transport(Protocol):
         rank: This rank's number.
         size: The number of ranks.
         library: The MPI's name and version; "" without MPI.
+        tally: Counts the bytes that this rank sends. Each message is counted where it is sent.
     """
 
     rank: int
     size: int
     library: str
+    tally: Tally
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         """Send one array and receive another at the same time. Blocks until both are done."""
@@ -215,7 +219,8 @@ class Communicator(Transport, Protocol):
         """A transport of the same ranks for point-to-point messages only, separate from this transport's. Not
         collective.
 
-        It ends with this transport.
+        It ends with this transport. Its tally is not the job's, since it also carries agreements of pairs: its user
+        counts the other messages.
         """
         ...
 

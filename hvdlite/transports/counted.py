@@ -22,6 +22,7 @@ class Counted:
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
         self.rank, self.size, self.library = inner.rank, inner.size, inner.library
+        self.tally = inner.tally
         self.sent_bytes = 0
         self.restart()
 

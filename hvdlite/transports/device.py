@@ -34,6 +34,7 @@ class DirectTransport:
     def __init__(self, base: Transport, xp: ModuleType) -> None:
         self.base, self.xp = base, xp
         self.rank, self.size, self.library = base.rank, base.size, base.library
+        self.tally = base.tally
         self.nccl: Nccl | None = None
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:

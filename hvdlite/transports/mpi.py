@@ -19,6 +19,7 @@ from hvdlite.arrays import Array, as_bytes
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
 from hvdlite.transports import T, ask, in_main
 from hvdlite.transports.mpi_requests import GIVEN_UP, MpiExchange, MpiMaximum, MpiRepeated
+from hvdlite.transports.sent_bytes import SentBytes, Tally
 from hvdlite.transports.shared_flags import FLAG_BYTES, SharedMaximum
 
 PIECE = 1 << 30
@@ -42,13 +43,15 @@ class MpiTransport:
         comm: The communicator.
         piece: The longest message in bytes; equal on all ranks.
         tag: The tag of its messages.
+        tally: Counts the bytes that this rank sends. None: apart from the job's.
     """
 
-    def __init__(self, comm: MPI.Comm, piece: int = PIECE, tag: int = TAG) -> None:
+    def __init__(self, comm: MPI.Comm, piece: int = PIECE, tag: int = TAG, tally: Tally | None = None) -> None:
         self.comm, self.piece, self.tag = comm, piece, tag
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self.library = library()
+        self.tally = tally or Tally(SentBytes(), range(self.size))
         self.maxima: list[MpiMaximum] = []
         self.everyone: MpiMaximum | SharedMaximum | None = None
         """The barrier: a Maximum without values."""
@@ -56,7 +59,9 @@ class MpiTransport:
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
         if send.nbytes > self.piece or receive.nbytes > self.piece:
             self.start_exchange(send, dest, receive, source).wait()
-        elif not in_main():
+            return
+        self.tally.to(dest, send.nbytes)
+        if not in_main():
             self.comm.Sendrecv([send, MPI.BYTE], dest, self.tag, [receive, MPI.BYTE], source, self.tag)
         else:
             # The same as start_exchange, without its lists and objects (about 16 us; MEASURED.md, "Details").
@@ -72,6 +77,7 @@ class MpiTransport:
     def start_exchange(
         self, send: Array, dest: int, receive: Array, source: int, after: Mark = NOTHING_PENDING
     ) -> MpiExchange:
+        self.tally.to(dest, send.nbytes)
         incoming = [self.comm.Irecv([piece, MPI.BYTE], source, self.tag) for piece in self.pieces(receive)]
         outgoing = [self.comm.Isend([piece, MPI.BYTE], dest, self.tag) for piece in self.pieces(send)]
         return MpiExchange(incoming, outgoing, send, receive)
@@ -79,7 +85,7 @@ class MpiTransport:
     def prepared_exchange(self, send: Array, dest: int, receive: Array, source: int) -> Callable[[], None]:
         if send.nbytes > self.piece or receive.nbytes > self.piece:
             return partial(self.exchange, send, dest, receive, source)
-        called, made = False, None
+        called, made, count = False, None, partial(self.tally.to, dest, send.nbytes)
 
         def exchange() -> None:
             nonlocal called, made
@@ -89,11 +95,13 @@ class MpiTransport:
                     self.exchange(send, dest, receive, source)
                     return
                 made = MpiRepeated(self.comm, send, dest, receive, source, self.tag)
+            count()
             made.run()
 
         return exchange
 
     def send(self, array: Array, dest: int) -> None:
+        self.tally.to(dest, array.nbytes)
         for piece in self.pieces(array):
             MpiExchange([], [self.comm.Isend([piece, MPI.BYTE], dest, self.tag)], piece).wait()
 
@@ -132,20 +140,24 @@ class MpiTransport:
         return MpiMail(self.comm.Dup())
 
     def duplicate(self) -> MpiTransport:
-        return MpiTransport(self.comm.Dup(), self.piece)
+        return MpiTransport(self.comm.Dup(), self.piece, tally=self.tally)
 
     def split(self, color: int | None) -> MpiTransport | None:
         part = self.comm.Split(MPI.UNDEFINED if color is None else color, self.rank)
-        return None if part == MPI.COMM_NULL else MpiTransport(part, self.piece)
+        return None if part == MPI.COMM_NULL else self.of_some(part)
 
     def some(self, ranks: Sequence[int], tag: int) -> MpiTransport:
-        made = some_of(self.comm, ranks, tag % (1 << 15))  # every MPI has that many tags
-        return MpiTransport(made, self.piece)
+        return self.of_some(some_of(self.comm, ranks, tag % (1 << 15)))  # every MPI has that many tags
+
+    def of_some(self, comm: MPI.Comm) -> MpiTransport:
+        """A transport over a communicator of some of the ranks."""
+        return MpiTransport(comm, self.piece, tally=self.tally.of(self.ranks_of(comm)))
 
     def aside(self) -> MpiTransport:
         return MpiTransport(self.comm, self.piece, TAG_ASIDE)
 
     def start_message(self, array: Array, dest: int, tag: int) -> MpiMessage:
+        self.tally.to(dest, array.nbytes)
         return MpiMessage(self.comm.Isend([as_bytes(array), MPI.BYTE], dest, self.tag_of(tag)), array)
 
     def await_message(self, array: Array, source: int | None, tag: int) -> MpiMessage:

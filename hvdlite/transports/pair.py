@@ -15,6 +15,7 @@ import numpy as np
 
 from hvdlite.arrays import Array
 from hvdlite.transports import T, Transport
+from hvdlite.transports.sent_bytes import Tally
 
 
 class PairMaximum:
@@ -41,14 +42,20 @@ class PairTransport:
     """A Transport of this rank and rank `peer` of `parent`. The lower of the two is rank 0. It does not own `parent`.
 
     It has `send`, `receive`, `exchange`, `maximum` and `allgather_object`, and no other operations.
+
+    Args:
+        parent: The transport that sends.
+        peer: A rank of `parent`.
+        tally: Counts what this rank sends, for the ranks of `parent`. Agreements are not counted.
     """
 
     size = 2
 
-    def __init__(self, parent: Transport, peer: int) -> None:
+    def __init__(self, parent: Transport, peer: int, tally: Tally) -> None:
         self.parent, self.peer = parent, peer
         self.rank = int(parent.rank > peer)
         self.library = parent.library
+        self.tally = tally.of(sorted((parent.rank, peer)))
 
     def no_collective(self, *_: object, **__: object) -> NoReturn:
         raise NotImplementedError("a pair of ranks has only send, receive, exchange, maximum and allgather_object")
@@ -61,12 +68,14 @@ class PairTransport:
     split = no_collective
 
     def send(self, array: Array, dest: int) -> None:
+        self.tally.to(1 - self.rank, array.nbytes)
         self.parent.send(array, self.peer)
 
     def receive(self, array: Array, source: int) -> None:
         self.parent.receive(array, self.peer)
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
+        self.tally.to(1 - self.rank, send.nbytes)
         self.parent.start_exchange(send, self.peer, receive, self.peer).wait()
 
     def maximum(self, count: int) -> PairMaximum:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from hvdlite.arrays import Array, as_bytes
 from hvdlite.gpu_streams import NOTHING_PENDING, Mark
 from hvdlite.transports import T
+from hvdlite.transports.sent_bytes import SentBytes, Tally
 
 PATIENCE = 60.0  # seconds until a receive without a sender fails: a test must not hang
 
@@ -106,12 +107,19 @@ class ThreadExchange:
 
 
 class ThreadTransport:
-    """A Communicator between threads. A send copies into a mailbox and never blocks."""
+    """A Communicator between threads. A send copies into a mailbox and never blocks.
+
+    Args:
+        board: What the ranks share.
+        rank: This rank.
+        tally: Counts the bytes that this rank sends. None: apart from other transports, with all ranks on one host.
+    """
 
     library = ""
 
-    def __init__(self, board: Board, rank: int) -> None:
+    def __init__(self, board: Board, rank: int, tally: Tally | None = None) -> None:
         self.board, self.rank, self.size = board, rank, len(board.slots)
+        self.tally = tally or Tally(SentBytes(), range(self.size))
         self.serial = 0
 
     def exchange(self, send: Array, dest: int, receive: Array, source: int) -> None:
@@ -128,6 +136,7 @@ class ThreadTransport:
         return ThreadExchange(self.board.mail[source, self.rank], receive)
 
     def send(self, array: Array, dest: int) -> None:
+        self.tally.to(dest, array.nbytes)
         self.board.mail[self.rank, dest].put(as_bytes(array).copy())
 
     def receive(self, array: Array, source: int) -> None:
@@ -170,21 +179,25 @@ class ThreadTransport:
 
     def duplicate(self) -> ThreadTransport:
         boards = self.allgather_object(Board(self.size))
-        return ThreadTransport(boards[0], self.rank)
+        return ThreadTransport(boards[0], self.rank, self.tally)
 
     def split(self, color: int | None) -> ThreadTransport | None:
         colors = self.allgather_object(color)
         members = [rank for rank, other in enumerate(colors) if other == color]
         boards = self.allgather_object(Board(len(members)))
-        return None if color is None else ThreadTransport(boards[members[0]], members.index(self.rank))
+        if color is None:
+            return None
+        return ThreadTransport(boards[members[0]], members.index(self.rank), self.tally.of(members))
 
     def some(self, ranks: Sequence[int], tag: int) -> ThreadTransport:
-        return ThreadTransport(self.board.other((*ranks, tag), len(ranks)), list(ranks).index(self.rank))
+        board = self.board.other((*ranks, tag), len(ranks))
+        return ThreadTransport(board, list(ranks).index(self.rank), self.tally.of(ranks))
 
     def aside(self) -> ThreadTransport:
         return ThreadTransport(self.board.other("aside", self.size), self.rank)
 
     def start_message(self, array: Array, dest: int, tag: int) -> ThreadMessage:
+        self.tally.to(dest, array.nbytes)
         self.board.post((self.rank, dest, tag, as_bytes(array).copy()))
         return ThreadMessage(self, None, None, 0)
 
