@@ -124,8 +124,8 @@ class Summary:
             "slowest_rank_extra_ms": 1e3 * extra,
             "pauses": fmean(each.pauses.number for each in self.records),
             "pauses_s": fmean(each.pauses.seconds for each in self.records),
-            "network_bytes_per_step": self.bytes_per_step(lambda each: each.network),
-            "memory_bytes_per_step": self.bytes_per_step(lambda each: each.memory),
+            "network_bytes_per_step": self.mean(lambda each: each.steps.spent.network),
+            "memory_bytes_per_step": self.mean(lambda each: each.steps.spent.memory),
             "peak_memory_mb": max(each.peak for each in self.records) / MB,
             "peak_gpu_memory_mb": max(each.peak_on_gpu for each in self.records) / MB,
             "first_step_s": beginning.seconds,
@@ -140,17 +140,6 @@ class Summary:
         """The samples of all ranks per second, outside pauses. 0.0 if the user has not counted them."""
         samples = sum(each.samples / max(each.number, 1) for each in self.records)
         return samples / self.step if self.step else 0.0
-
-    def bytes_per_step(self, value: Callable[[Record], float]) -> float:
-        """Divide a number of bytes by a rank's steps.
-
-        Args:
-            value: Returns the bytes of a rank.
-
-        Returns:
-            The mean over all ranks.
-        """
-        return fmean(value(each) / max(each.number, 1) for each in self.records)
 
     def __str__(self) -> str:
         return self.text(color=False)
@@ -327,9 +316,9 @@ def rows(found: Summary) -> Iterator[tuple[str, str]]:
     if (number := max(each.pauses.number for each in found.records)) > 0:
         seconds = fmean(each.pauses.seconds for each in found.records)
         yield "pauses", f"{number}, {duration(seconds)} in all: evaluation, checkpoints, other long breaks"
-    if len(found.records) > 1 and found.number:
-        memory, network = (found.bytes_per_step(each) for each in (lambda r: r.memory, lambda r: r.network))
-        yield "a rank sends", f"{size(memory)} per step to ranks of its host, {size(network)} to other hosts"
+    if len(found.records) > 1 and found.step:
+        memory, network = found.mean(lambda r: r.steps.spent.memory), found.mean(lambda r: r.steps.spent.network)
+        yield "a rank sends", f"{size(memory)} per step in memory, {size(network)} to other hosts"
     yield "peak memory", peaks([each.peak for each in found.records])
     if any(each.peak_on_gpu for each in found.records):
         yield "peak on GPU", peaks([each.peak_on_gpu for each in found.records])

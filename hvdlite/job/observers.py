@@ -11,6 +11,7 @@ from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.observer import Observer
 from hvdlite.observers.meter import Meter, StepLog
 from hvdlite.transports import Communicator
+from hvdlite.transports.sent_bytes import SentBytes
 
 if TYPE_CHECKING:
     from hvdlite.observers.stall import StallWatch
@@ -26,9 +27,13 @@ class Observers:
         watch: The stall watch; None if there is none.
     """
 
-    def __init__(self, began: float) -> None:
-        """began: when `hvd.init()` began, by `time.monotonic`."""
-        self.meter = Meter()
+    def __init__(self, sent: SentBytes, began: float) -> None:
+        """
+        Args:
+            sent: Counts the bytes that this rank sends.
+            began: When `hvd.init()` began, by `time.monotonic`.
+        """
+        self.meter = Meter(sent)
         self.steps = StepLog(self.meter, began)
         self.listening: list[Observer] = [self.meter]
         self.watch: StallWatch | None = None

@@ -45,8 +45,6 @@ class Record:
         samples: The samples that the user has counted.
         steps: The time from the first step on, without pauses.
         pauses: The pauses.
-        network: The bytes sent to other hosts.
-        memory: The bytes sent to ranks of the same host.
         peak: The largest amount of memory that the process has used.
         peak_on_gpu: The same for PyTorch's memory on the GPU; 0 without one.
     """
@@ -57,8 +55,6 @@ class Record:
     samples: int
     steps: Stretch
     pauses: Stretch
-    network: int
-    memory: int
     peak: int
     peak_on_gpu: int
 
@@ -66,8 +62,7 @@ class Record:
         """The record of the time after an earlier record. Peaks are those of the whole job."""
         return Record(
             self.wall - earlier.wall, self.beginning, self.number - earlier.number, self.samples - earlier.samples,
-            self.steps - earlier.steps, self.pauses - earlier.pauses, self.network - earlier.network,
-            self.memory - earlier.memory, self.peak, self.peak_on_gpu,
+            self.steps - earlier.steps, self.pauses - earlier.pauses, self.peak, self.peak_on_gpu,
         )  # fmt: skip
 
 
@@ -84,6 +79,6 @@ def record(live: Runtime, peak_on_gpu: int) -> Record:
     first = now if steps.first is None else steps.first
     beginning = Beginning(launch, age - (now - steps.began), steps.ready - steps.began, first - steps.ready)
     return Record(
-        launch + age, beginning, steps.number, steps.samples, steps.steps, steps.pauses, 0, 0, resident_bytes()[1],
+        launch + age, beginning, steps.number, steps.samples, steps.steps, steps.pauses, resident_bytes()[1],
         peak_on_gpu,
     )  # fmt: skip

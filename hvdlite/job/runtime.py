@@ -44,7 +44,6 @@ from hvdlite.lanes import swallowed
 from hvdlite.lanes.matching import said_by
 from hvdlite.system.user_warnings import warn
 from hvdlite.transports import Communicator
-from hvdlite.transports.sent_bytes import SentBytes
 from hvdlite.transports.threads import ThreadTransport
 
 
@@ -74,7 +73,7 @@ class Runtime:
         self.config = settings
         self.comm = comm
         self.may_share = agree_on(world, settings)
-        self.observers = Observers(began)
+        self.observers = Observers(world.tally.sent, began)
         self.groups = Groups(world, place, self.place_of, self.observers.listening)
         self.everyone = self.groups.everyone
         self.observers.start_watch(world, self.groups.lanes, settings)
@@ -106,11 +105,6 @@ class Runtime:
     def set_neighbors(self, topology: object) -> None:
         """Keep the user's topology."""
         self.neighbors = topology
-
-    @property
-    def sent(self) -> SentBytes:
-        """The bytes that this rank has sent to other ranks, by all lanes, mailboxes and messages."""
-        return self.world.tally.sent
 
     @property
     def dynamic(self) -> bool:

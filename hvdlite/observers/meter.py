@@ -26,6 +26,7 @@ from statistics import median
 
 from hvdlite.lanes.observer import Seat
 from hvdlite.lanes.request import Request, T
+from hvdlite.transports.sent_bytes import SentBytes
 
 RECENT = 31  # steps of which the median time is usual
 SETTLED = 5  # steps before any may count as a pause
@@ -34,17 +35,21 @@ PAUSE = 5.0  # times the usual computing time: longer is a pause, not a step
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of this rank.
+    """Seconds of this rank, and the bytes that it has sent in this time.
 
     Attributes:
         exposed: In which a thread of the user has waited in hvdlite.
         waiting: The part of these in which no operation was under way, because other ranks had not called.
         under_way: In which an operation was under way, whether a thread of the user waited or not.
+        network: The bytes to ranks on other hosts.
+        memory: The bytes to ranks on this host.
     """
 
     exposed: float = 0.0
     waiting: float = 0.0
     under_way: float = 0.0
+    network: int = 0
+    memory: int = 0
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Spent)))
@@ -57,14 +62,16 @@ class Meter:
     """Measures this rank. An observer of all lanes, and called by threads that wait for letters. For any thread.
 
     Attributes:
+        sent: Counts the bytes that this rank sends.
         lock: Protects the other attributes. A signal handler may call while its thread holds the lock.
         waits: The number of the user's threads that wait in hvdlite.
         operations: The number of operations under way.
         changed: The time of the last change of these two.
-        spent: The sums up to that time.
+        exposed, waiting, under_way: The sums up to that time: see `Spent`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sent: SentBytes) -> None:
+        self.sent = sent
         self.lock = threading.RLock()
         self.waits = 0
         self.operations = 0
@@ -76,7 +83,7 @@ class Meter:
         """The sums up to now."""
         with self.lock:
             self.change()
-            return Spent(self.exposed, self.waiting, self.under_way)
+            return Spent(self.exposed, self.waiting, self.under_way, self.sent.network, self.sent.memory)
 
     def change(self, waits: int = 0, operations: int = 0) -> None:
         """Add the time since the last change to the sums. waits, operations: what is added to these numbers."""

@@ -14,6 +14,7 @@ from hvdlite.lanes.request import Request
 from hvdlite.lanes.signature import Signature
 from hvdlite.observers import meter
 from hvdlite.observers.meter import PAUSE, SETTLED, Meter, Spent, StepLog, Stretch
+from hvdlite.transports.sent_bytes import SentBytes
 
 
 class Clock:
@@ -60,7 +61,7 @@ def end(measuring: Meter, agreed: float = 1.0) -> None:
 
 
 def test_a_wait_is_for_ranks_until_an_operation_is_under_way(clock: Clock) -> None:
-    measuring = Meter()
+    measuring = Meter(SentBytes())
     clock.pass_(1)
     measuring.wait_begins()
     clock.pass_(2)
@@ -71,7 +72,7 @@ def test_a_wait_is_for_ranks_until_an_operation_is_under_way(clock: Clock) -> No
 
 
 def test_an_operation_is_exposed_only_while_a_thread_waits(clock: Clock) -> None:
-    measuring = Meter()
+    measuring = Meter(SentBytes())
     begin(measuring)
     clock.pass_(1)
     measuring.wait_begins()
@@ -83,7 +84,7 @@ def test_an_operation_is_exposed_only_while_a_thread_waits(clock: Clock) -> None
 
 
 def test_waits_of_two_threads_and_two_operations_count_once(clock: Clock) -> None:
-    measuring = Meter()
+    measuring = Meter(SentBytes())
     for _ in range(2):
         measuring.wait_begins()
         begin(measuring)
@@ -98,7 +99,7 @@ def test_waits_of_two_threads_and_two_operations_count_once(clock: Clock) -> Non
 
 
 def test_a_request_that_fails_before_all_ranks_call_is_no_operation(clock: Clock) -> None:
-    measuring = Meter()
+    measuring = Meter(SentBytes())
     begin(measuring)
     end(measuring, agreed=0.0)
     clock.pass_(1)
@@ -106,7 +107,7 @@ def test_a_request_that_fails_before_all_ranks_call_is_no_operation(clock: Clock
 
 
 def test_sums_run_on_while_a_thread_waits(clock: Clock) -> None:
-    measuring = Meter()
+    measuring = Meter(SentBytes())
     measuring.wait_begins()
     clock.pass_(1)
     assert measuring.spent == Spent(1, 1, 0)
@@ -116,7 +117,7 @@ def test_sums_run_on_while_a_thread_waits(clock: Clock) -> None:
 
 def logged(clock: Clock, intervals: Iterable[float], who: Iterable[int] = (1,)) -> StepLog:
     """A log in which each of these optimizers ends a step after each interval."""
-    found = StepLog(Meter(), clock.now)
+    found = StepLog(Meter(SentBytes()), clock.now)
     found.start()
     for seconds in intervals:
         clock.pass_(seconds)
@@ -175,9 +176,11 @@ BEGINNING = Beginning(launch=0.5, imports=2, init=0.25, first_step=1.25)
 
 def record(compute: float, waiting: float, communication: float, under_way: float = 0.0, number: int = 100) -> Record:
     """A rank's record with these seconds per step."""
-    spent = Spent((waiting + communication) * number, waiting * number, (under_way or communication) * number)
+    spent = Spent(
+        (waiting + communication) * number, waiting * number, (under_way or communication) * number, 1000 * number, 10
+    )
     steps = Stretch(number, (compute + waiting + communication) * number, spent)
-    return Record(60, BEGINNING, number, 32 * number, steps, Stretch(2, 3, Spent()), 1000 * number, 10, 10**9, 0)
+    return Record(60, BEGINNING, number, 32 * number, steps, Stretch(2, 3, Spent()), 10**9, 0)
 
 
 SUMMARY = Summary((record(0.06, 0.02, 0.02), record(0.08, 0.0, 0.02), record(0.06, 0.02, 0.02, 0.05)), hosts=1)
@@ -206,7 +209,7 @@ def test_the_table_says_it_in_words() -> None:
 
 
 def test_a_summary_without_steps() -> None:
-    none = Record(2, BEGINNING, 0, 0, Stretch(), Stretch(), 0, 0, 10**6, 0)
+    none = Record(2, BEGINNING, 0, 0, Stretch(), Stretch(), 10**6, 0)
     found = Summary((none,), 1)
     assert "no training steps" in str(found) and found.as_dict()["hvdlite/steps_per_s"] == 0
 
@@ -215,7 +218,7 @@ def test_since_leaves_out_what_was_before() -> None:
     earlier = Summary(tuple(record(0.1, 0.1, 0.1, number=40) for _ in range(3)), 1)
     later = Summary(
         tuple(
-            Record(70, BEGINNING, 140, each.samples + 1280, each.steps + before.steps, each.pauses, 0, 0, 0, 0)
+            Record(70, BEGINNING, 140, each.samples + 1280, each.steps + before.steps, each.pauses, 0, 0)
             for each, before in zip(SUMMARY.records, earlier.records, strict=True)
         ),
         1,
@@ -243,7 +246,7 @@ def test_sizes(nbytes: float, text: str) -> None:
 
 def test_the_meter_is_cheap() -> None:
     """A step of a small model has some 6 changes; each takes about 0.6 us. (Here: below 6 us, on a busy machine.)"""
-    measuring = Meter()
+    measuring = Meter(SentBytes())
 
     def one() -> float:
         began = time.perf_counter()
@@ -253,3 +256,13 @@ def test_the_meter_is_cheap() -> None:
         return (time.perf_counter() - began) / 2000
 
     assert min(one() for _ in range(5)) < 6e-6
+
+
+def test_bytes_count_in_the_step_that_sends_them(clock: Clock) -> None:
+    sent = SentBytes()
+    log = StepLog(Meter(sent), 0)
+    for number in range(4):
+        sent.counts[0] += 10**number
+        sent.counts[1] += 7
+        log.end(1)
+    assert (log.steps.spent.network, log.steps.spent.memory) == (1110, 21)

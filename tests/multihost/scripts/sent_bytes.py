@@ -21,7 +21,7 @@ SIDE, EVERY, WINDOWS = 1024, 4, 4
 
 def sent() -> np.ndarray:
     """The bytes and packets of this host's interface, and this rank's counts to other hosts and to this host."""
-    counts = runtime.current().sent
+    counts = runtime.current().observers.meter.sent
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == "eth0":

@@ -18,7 +18,7 @@ LINE = 64
 
 def counted(work: Callable[[], object]) -> tuple[int, int]:
     """The bytes to other hosts and to this host that `work` has added."""
-    sent = runtime.current().sent
+    sent = runtime.current().observers.meter.sent
     before = sent.network, sent.memory
     work()
     return sent.network - before[0], sent.memory - before[1]
@@ -26,7 +26,7 @@ def counted(work: Callable[[], object]) -> tuple[int, int]:
 
 def check_a_job_begins_at_0() -> None:
     restart()
-    sent = runtime.current().sent
+    sent = runtime.current().observers.meter.sent
     assert (sent.network, sent.memory) == (0, 0)
     hvd.barrier()
     assert (sent.network, sent.memory) == (0, 0)
@@ -95,7 +95,7 @@ def check_lanes_sets_and_mailboxes_share_one_count() -> None:
     group = runtime.current().everyone
     lane = group.new_lane("other", check_lanes_sets_and_mailboxes_share_one_count)
     for transport in (lane.transport, group.transport):
-        assert transport.tally.sent is runtime.current().sent and transport.tally.near == set(range(p))
+        assert transport.tally.sent is runtime.current().observers.meter.sent and transport.tally.near == set(range(p))
     mailbox = group.new_mailbox("letters", Silent())
 
     def letter() -> None:
