@@ -43,7 +43,8 @@ class Block:
     """Rows of one stream that may still change.
 
     rows: without their prefix; the cursor is in the row `at`. _fresh: the next text replaces that row. _back: how many
-    characters the next text replaces. _height: the number of rows when the cursor last moved up.
+    characters the next text replaces. _height: the number of rows when the cursor last moved up. _done: rows that have
+    been finished while a text is read.
     """
 
     rows: list[bytes] = field(default_factory=lambda: [b""])
@@ -51,6 +52,7 @@ class Block:
     _fresh: bool = False
     _back: int = 0
     _height: int = 1
+    _done: list[bytes] = field(default_factory=list)
 
     def take(self, text: bytes, more: bool, reclaim: Callable[[int], list[bytes]]) -> tuple[list[bytes], bytes]:
         """Read what the rank has written.
@@ -63,20 +65,20 @@ class Block:
         Returns:
             Rows that are finished, and control sequences that are none of the rows'.
         """
-        done: list[bytes] = []
         others = b""
         for token in _TOKENS.finditer(text):
             if token["text"] is not None:
                 self._append(token[0])
             elif token["move"] is not None:
-                done += self._move(token[0])
+                self._move(token[0])
             elif token["other"] is not None and not token[0].startswith(b"\x1b]8;"):  # which is a link's text
                 others += token[0]
             elif token["act"] in (None, b"m") or not self._obey(token["act"], token["count"], reclaim):
                 self._append(token[0])
         if not more and self.at == len(self.rows) - 1 and is_blank(self.rows[-1]):
             self._height = 1
-            done += self._release()
+            self._release()
+        done, self._done = self._done, []
         return done, others
 
     def shown(self) -> list[bytes]:
@@ -98,30 +100,27 @@ class Block:
         self._fresh, self._back = False, 0
         self.rows[self.at] = row + text
 
-    def _move(self, token: bytes) -> list[bytes]:
+    def _move(self, token: bytes) -> None:
         if token == b"\r":
             self._fresh, self._back = True, 0
         elif token[:1] == b"\x08":
             self._back += len(token)
         else:
-            return self._down()
-        return []
+            self._down()
 
-    def _down(self) -> list[bytes]:
+    def _down(self) -> None:
         self.at += 1
         self._back = 0
         self._fresh = self.at < len(self.rows)
-        if self._fresh:
-            return []
-        self.rows.append(b"")
-        return self._release()
+        if not self._fresh:
+            self.rows.append(b"")
+            self._release()
 
-    def _release(self) -> list[bytes]:
-        """Take the uppermost rows away; as many stay as the rank has last drawn again."""
+    def _release(self) -> None:
+        """Finish the uppermost rows; as many stay as the rank has last drawn again."""
         cut = max(0, len(self.rows) - self._height)
-        done, self.rows = self.rows[:cut], self.rows[cut:]
-        self.at -= cut
-        return done
+        self._done += self.rows[:cut]
+        self.rows, self.at = self.rows[cut:], self.at - cut
 
     def _obey(self, act: bytes, count: bytes, reclaim: Callable[[int], list[bytes]]) -> bool:
         """Carry out a control sequence. Returns False for one that stays part of the row."""
@@ -146,6 +145,9 @@ class Block:
         return True
 
     def _climb(self, number: int, reclaim: Callable[[int], list[bytes]]) -> None:
+        while number > self.at and self._done:
+            self.rows.insert(0, self._done.pop())
+            self.at += 1
         if number > self.at:
             older = reclaim(number - self.at)
             self.rows, self.at = older + self.rows, self.at + len(older)

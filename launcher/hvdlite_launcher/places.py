@@ -219,7 +219,11 @@ class Screen:
         if block is None and text.endswith(b"\n") and not moves_cursor(text):
             self._finish(key, text)
             label = self.label(key)
-            self._draw(key[1], label + text[:-1].replace(b"\n", b"\n" + label) + b"\n")
+            lines = label + text[:-1].replace(b"\n", b"\n" + label) + b"\n"
+            if self._blocks or self._drawn:
+                self._draw(key[1], lines)
+            else:
+                write_all(key[1], lines)
             return
         block = self._blocks.setdefault(key, Block())
         done, others = block.take(text, more, lambda count: self._reclaim(key, count))
