@@ -86,11 +86,10 @@ class Printer:
 
     def flush(self, source: Source, older_than: float = 0.0) -> None:
         """Print the unfinished line of a source if it has waited for `older_than` seconds."""
-        place, last = self._places[source.destination], older_than == 0.0
-        ripe = source.rest and time.monotonic() - source.since >= older_than
-        if ripe and (last or not place.may_wait(source.key)):
+        place = self._places[source.destination]
+        if source.rest and time.monotonic() - source.since >= older_than:
             place.write(source.key, source.unfinished(), more=False)
-        place.catch_up(source.key, last)
+        place.catch_up(source.key, last=older_than == 0.0)
 
     def tell(self, text: str) -> None:
         """Print lines of hvdliterun's own to stderr."""

@@ -34,9 +34,6 @@ class Place(Protocol):
         more: the beginning of another line has come, too, and waits.
         """
 
-    def may_wait(self, key: Key) -> bool:
-        """Whether the unfinished line of a stream need not be printed yet."""
-
     def catch_up(self, key: Key, last: bool) -> None:
         """Print what was held back, if it is time. last: nothing of this stream will follow soon."""
 
@@ -53,10 +50,6 @@ class Raw:
     def write(self, key: Key, text: bytes, more: bool) -> None:
         """Print the text."""
         write_all(key[1], text)
-
-    def may_wait(self, key: Key) -> bool:
-        """Whether the unfinished line need not be printed yet: it must."""
-        return False
 
     def catch_up(self, key: Key, last: bool) -> None:
         """Print what was held back: nothing."""
@@ -99,7 +92,7 @@ class Bar:
 
     def finish(self, text: bytes) -> bytes:
         """The line ends with this text. Returns the last state, without the end of the line."""
-        self.refresh(text.rstrip(b"\r\n\x08"), ended=True)
+        self.refresh(text.rstrip(b"\r\n"), ended=True)
         last, self.kept, self.running = self.kept, b"", False
         return last
 
@@ -121,24 +114,22 @@ class Lines:
     _bars: dict[Key, Bar] = field(default_factory=dict)
 
     def write(self, key: Key, text: bytes, more: bool) -> None:
-        """Print the text. A refresh of a progress bar is printed if the last one was a second ago."""
+        """Print the text. `catch_up` prints refreshes of a progress bar."""
         bar = self._bars.get(key)
         if not (bar and bar.running) and not (b"\r" in text and b"\r" in text.replace(b"\r\n", b"\n")):
             write_all(key[1], self._lines(key, text))
             return
         bar = self._bars.setdefault(key, Bar())
-        out = b"".join([self._segment(key, bar, each) for each in _SEGMENT.findall(text) if each])
-        write_all(key[1], out + self._due(key, bar, last=False))
-
-    def may_wait(self, key: Key) -> bool:
-        """Whether the unfinished line is a refresh of a progress bar, and the last one was less than a second ago."""
-        bar = self._bars.get(key)
-        return bar is not None and bar.running and time.monotonic() - bar.at < _REFRESH
+        write_all(key[1], b"".join([self._segment(key, bar, each) for each in _SEGMENT.findall(text) if each]))
 
     def catch_up(self, key: Key, last: bool) -> None:
-        """Print the last refresh of a progress bar, if it is time."""
-        if bar := self._bars.get(key):
-            write_all(key[1], self._due(key, bar, last))
+        """Print the last refresh of a progress bar, in a line of its own, if it is time."""
+        bar = self._bars.get(key)
+        if bar and bar.kept and (last or time.monotonic() - bar.at >= _REFRESH):
+            more = self._open == key and bar.shown and bar.kept.startswith(bar.shown)
+            out = bar.kept[len(bar.shown) :] if more else self._ended() + self._lines(key, bar.kept)
+            bar.show()
+            write_all(key[1], out)
 
     def tell(self, destination: int, text: bytes) -> None:
         """Print lines of hvdliterun's own."""
@@ -187,15 +178,6 @@ class Lines:
             return row[len(bar.shown) :] + self._ended()
         return self._ended() + self._lines(key, row + b"\n")
 
-    def _due(self, key: Key, bar: Bar, last: bool) -> bytes:
-        """The refresh that was held back, in a line of its own, if it is time."""
-        if not bar.kept or not (last or time.monotonic() - bar.at >= _REFRESH):
-            return b""
-        more = self._open == key and bar.shown and bar.kept.startswith(bar.shown)
-        out = bar.kept[len(bar.shown) :] if more else self._ended() + self._lines(key, bar.kept)
-        bar.show()
-        return out
-
 
 @dataclass
 class Screen:
@@ -230,10 +212,6 @@ class Screen:
         if b"\x1b[?25" in others:
             self._hidden = key[1] if others.rfind(b"\x1b[?25l") > others.rfind(b"\x1b[?25h") else 0
         self._print(key, done, others)
-
-    def may_wait(self, key: Key) -> bool:
-        """Whether the unfinished line need not be printed yet: it must."""
-        return False
 
     def catch_up(self, key: Key, last: bool) -> None:
         """Print what was held back: nothing."""

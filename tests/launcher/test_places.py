@@ -103,6 +103,8 @@ def test_the_last_state_always_appears(recorded: Recorded, text: bytes, last: by
     printer, source = pipe(), Source(0, 1)
     for at in range(len(text)):
         printer.feed(source, text[at : at + 1])
+        if at == 3:
+            printer.flush(source)  # 1% is shown, and its second has begun
     printer.flush(source)
     printer.end_lines()
     assert recorded.lines()[-2:] == [ZERO + last, b""]
@@ -147,6 +149,21 @@ def test_dots_after_a_carriage_return_go_on_in_their_line(recorded: Recorded) ->
         recorded.now += 2.0
         printer.flush(source, older_than=0.1)
     assert recorded.data == ZERO + b"loading.. done\n"
+
+
+def test_keras_bar_in_a_file(recorded: Recorded) -> None:
+    """Its backspaces are left out, also if they come alone."""
+    printer, source = pipe(), Source(0, 1)
+    for piece in keras():
+        printer.feed(source, piece)
+        printer.flush(source, older_than=0.1)
+        for more in (b"", b"\b" * 9 + b"\r"):
+            printer.feed(source, b"" if piece.endswith(b"\n") else more)
+            recorded.now += 1.0
+            printer.flush(source, older_than=0.1)
+    lines = [Grid().feed(line.removeprefix(ZERO)).seen for line in recorded.lines() if line]
+    assert lines == [["Epoch 1/2"], ["1/3  loss: 0.5000 long"], ["2/3 ━ loss: 0.25"], ["3/3 ━━ loss: 0.1250"]]
+    assert b"\b" not in recorded.data
 
 
 def tqdm(steps: int = 5) -> Iterator[bytes]:
@@ -206,13 +223,22 @@ def rich(transient: bool = False) -> Iterator[bytes]:
     yield written()
 
 
+def spinner() -> Iterator[bytes]:
+    yield b"working |"
+    yield b"\b/"
+    yield b"\b- 1"
+    yield b"\b\b\b"
+    yield b"| 2"
+    yield b"done\n"
+
+
 def shell() -> Iterator[bytes]:
     yield b"Do you agree? "
     yield b"[y/n] "
     yield b"yes\nthank you\n"
 
 
-BARS: list[Callable[[], Iterator[bytes]]] = [tqdm, nested, keras, rich, lambda: rich(transient=True), shell]
+BARS: list[Callable[[], Iterator[bytes]]] = [tqdm, nested, keras, rich, lambda: rich(transient=True), spinner, shell]
 
 
 @pytest.mark.parametrize("bar", BARS)
@@ -269,6 +295,25 @@ def test_nested_bars_of_one_rank_may_leave_a_row_but_no_line_is_mixed(recorded: 
     assert [row for row in rows if row.startswith("1|")] == [f"1|line {number}" for number in range(number + 1)]
     assert all(row[2:] in ("", "epochs 0/2", "epochs 1/2", "epochs 2/2") or row[2:].startswith(("steps", "line"))
                for row in rows)  # fmt: skip
+
+
+def test_after_its_bars_a_rank_goes_on_below_them(recorded: Recorded) -> None:
+    """Its bars were on stderr."""
+    printer, out, err = screen(), Source(0, 1), Source(0, 2)
+    for piece in nested():
+        printer.feed(err, piece)
+        printer.flush(err)
+    printer.feed(out, b"the end\n")
+    assert Grid().feed(recorded.data).seen == ["0:epochs 2/2", "0|the end"]
+
+
+def test_rows_that_came_in_several_pieces_are_drawn_again(recorded: Recorded) -> None:
+    printer, zero, one = screen(), Source(0, 1), Source(1, 1)
+    for piece in (b"a\n", b"b\n", b"c\n", b"d", b"\r\x1b[2AB\nC\nD"):
+        printer.feed(zero, piece)
+        printer.flush(zero)
+    printer.feed(one, b"hello\n")
+    assert Grid().feed(recorded.data).seen == ["0|a", "1|hello", "0|B", "0|C", "0|D"]
 
 
 def test_bars_of_two_ranks_stand_below_each_other(recorded: Recorded) -> None:
