@@ -419,9 +419,12 @@ def test_a_host_whose_kernel_reports_no_new_files_takes_part(tmp_path: Path) -> 
     Path(path_of(job.folder, "ended", 0)).touch()
     Path(path_of(job.folder, "failed")).write_text("0 7 0 1.0\n")
     Path(path_of(job.folder, "result", 0)).write_bytes(b"pickled")
+    Path(path_of(job.folder, "summary", 0)).write_text("3 epochs")
+    Path(path_of(job.folder, "summary", 1)).write_text("of another rank")
     team.close({})
     found = team.own.report
     assert (found.started, found.finished, found.results, found.gone) == (1, 1, {0: b"pickled"}, True)
+    assert found.summary == "3 epochs"
     failure = team.own.failures.first(final=True)
     assert failure and failure.code == 7
 
