@@ -143,7 +143,8 @@ def _style(text: str) -> Style:
         return Style(text)
     except ValueError:
         styles = ", ".join(each.value for each in Style)
-        raise argparse.ArgumentTypeError(f"{text}: must be one of {styles}") from None
+        open_mpis = f'; Open MPI\'s option is --mpi-args="--prefix {text}"' if "/" in text else ""
+        raise argparse.ArgumentTypeError(f"{text}: must be one of {styles}{open_mpis}") from None
 
 
 def _ranks(text: str) -> int:

@@ -164,7 +164,7 @@ def test_an_ssh_command() -> None:
 
 
 def test_only_what_is_known_and_no_secret_is_forwarded() -> None:
-    go = ["PATH", "PYTHONPATH", "OMP_NUM_THREADS", "OMPI_MCA_btl", "HVDLITE_X", "HOROVOD_X", "NCCL_DEBUG", "LC_ALL", "HF_HOME",
+    go = ["PATH", "LINES", "TTY_COMPATIBLE", "PYTHONPATH", "OMP_NUM_THREADS", "OMPI_MCA_btl", "HVDLITE_X", "HOROVOD_X", "NCCL_DEBUG", "LC_ALL", "HF_HOME",
           "HF_TOKENIZERS_X"]  # fmt: skip
     stay = ["HOME", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_FD", "CUDA_VISIBLE_DEVICES", "DISPLAY", "LR", "PATHOLOGY"]
     secret = ["HF_TOKEN", "HVDLITE_API_KEY", "NCCL_SECRET_X", "AWS_REGION", "TF_PASSWORD", "HOROVOD_SECRET", "HF_token",

@@ -30,6 +30,7 @@ WRONG = [
     (["-np", "2", "-x", "HVDLITE_NOT_SET", "true"], 2, "the variable is not set"),
     (["-np", "2", "--mpi-args='", "true"], 2, "--mpi-args"),
     (["-np", "2", "--output-filename", __file__, "true"], 2, f"--output-filename {__file__}/rank.0: Not a directory"),
+    (["-np", "2", "--prefix", "/opt/mpi", "true"], 2, '--mpi-args="--prefix /opt/mpi"'),
     (["-np", "2", "--prefix", "tall", "true"], 2, "--prefix tall: must be one of short, full, auto, none"),
     (
         ["-np", "2", "--prefix", "short", "--no-prefix", "true"],
