@@ -1,7 +1,7 @@
 """Prints the ranks' output. Each line begins with its rank (`prefixes`), and goes to a pipe or a terminal (`places`).
 
-One process writes everything, so lines of different ranks never mix. The beginning of a line (a prompt) is printed
-after UNFINISHED_LINE. A `\\r` ends a line as `\\n` does, so that a progress bar stays in its place.
+A source's bytes are printed up to the last end of a line: `\\n`, or the `\\r` of a progress bar. The beginning of a
+line (a prompt) waits for UNFINISHED_LINE, because most lines come in pieces.
 """
 
 from __future__ import annotations
