@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -281,6 +282,31 @@ def test_other_ranks_lines_damage_no_progress_bar(recorded: Recorded, bar: Calla
     theirs = [row for row in shown if row.startswith("1|")]
     assert theirs == [row for row in theirs if row.startswith(("1|line ", "1|another"))] and len(theirs) == lines
     assert [row.removeprefix("0|") for row in shown if not row.startswith("1|")] == alone.seen
+
+
+def test_lines_of_many_ranks_are_whole_and_in_order(recorded: Recorded) -> None:
+    """Random lines of four streams, some wider than the terminal, in pieces that show before their line ends."""
+    chance = random.Random(5)
+    for _ in range(40):
+        recorded.data, printer = b"", screen()
+        sources = [Source(rank, destination) for rank in (0, 1) for destination in (1, 2)]
+        wanted: dict[str, list[str]] = {}
+        for number in range(30):
+            source = chance.choice(sources)
+            label = f"{source.rank}{'|' if source.destination == 1 else ':'}"
+            line = f"{label}{number} " + "x" * chance.choice((0, 10, 40, 80, 150))
+            wanted.setdefault(label, []).append(line.rstrip())
+            text = chance.choice((b"", b"\r", b"old text\r")) + line[2:].encode() + b"\n"
+            while text:
+                cut = chance.randrange(len(text)) + 1
+                printer.feed(source, text[:cut])
+                text = text[cut:]
+                printer.flush(chance.choice(sources))
+        printer.end_lines()
+        seen = "\n".join(Grid().feed(recorded.data).rows)
+        folded = re.sub(r"(?<=x)\n(?=x+ *(\n|$))", "", seen)  # a wide line takes several rows
+        for label, lines in wanted.items():
+            assert [row.rstrip() for row in folded.split("\n") if row.startswith(label)] == lines
 
 
 def test_nested_bars_of_one_rank_may_leave_a_row_but_no_line_is_mixed(recorded: Recorded) -> None:
