@@ -291,17 +291,22 @@ def test_lines_of_many_ranks_are_whole_and_in_order(recorded: Recorded) -> None:
         recorded.data, printer = b"", screen()
         sources = [Source(rank, destination) for rank in (0, 1) for destination in (1, 2)]
         wanted: dict[str, list[str]] = {}
-        for number in range(30):
-            source = chance.choice(sources)
-            label = f"{source.rank}{'|' if source.destination == 1 else ':'}"
-            line = f"{label}{number} " + "x" * chance.choice((0, 10, 40, 80, 150))
-            wanted.setdefault(label, []).append(line.rstrip())
-            text = chance.choice((b"", b"\r", b"old text\r")) + line[2:].encode() + b"\n"
-            while text:
-                cut = chance.randrange(len(text)) + 1
-                printer.feed(source, text[:cut])
-                text = text[cut:]
-                printer.flush(chance.choice(sources))
+        left = dict.fromkeys(range(len(sources)), b"")
+        for number in range(150):
+            which = chance.randrange(len(sources))
+            source = sources[which]
+            if not left[which]:
+                label = f"{source.rank}{'|' if source.destination == 1 else ':'}"
+                line = f"{label}{number} " + "x" * chance.choice((0, 10, 40, 80, 150))
+                wanted.setdefault(label, []).append(line.rstrip())
+                left[which] = chance.choice((b"", b"\r", b"old text\r")) + line[2:].encode() + b"\n"
+            cut = chance.randrange(len(left[which])) + 1
+            printer.feed(source, left[which][:cut])
+            left[which] = left[which][cut:]
+            if chance.random() < 0.7:
+                printer.flush(source)
+        for source, rest in zip(sources, left.values(), strict=True):
+            printer.feed(source, rest)
         printer.end_lines()
         seen = "\n".join(Grid().feed(recorded.data).rows)
         folded = re.sub(r"(?<=x)\n(?=x+ *(\n|$))", "", seen)  # a wide line takes several rows
