@@ -244,6 +244,8 @@ class Agent:
             self._say(failed=note, inside=inside)
         elif kind == "swallowed":
             self._say(swallowed=self._contents(path).decode(errors="replace"), rank=rank)
+        elif kind == "summary":
+            self._say(summary=self._contents(path).decode(errors="replace"), rank=rank)
         elif kind == "result":
             self._link.send(wire.encode(wire.RESULT, rank, self._contents(path)))
 

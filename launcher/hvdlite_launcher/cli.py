@@ -9,22 +9,22 @@ import argparse
 import contextlib
 import os
 import pwd
-import shlex
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from hvdlite_launcher import UsageError, checks, facts, readiness
+from hvdlite_launcher import UsageError, checks, facts, readiness, shown, terminal
 from hvdlite_launcher.command import Command, Job, Settings, compose
-from hvdlite_launcher.environment import forwarded, is_secret, kept
+from hvdlite_launcher.environment import forwarded, kept
 from hvdlite_launcher.options import USAGE, parse
 from hvdlite_launcher.output import Printer
+from hvdlite_launcher.prefixes import Prefixes, Style
 from hvdlite_launcher.probe import Mpi, find_mpi
 from hvdlite_launcher.readiness import NotReadyError
-from hvdlite_launcher.run import Outcome, run
+from hvdlite_launcher.run import Outcome, new_job, run
 from hvdlite_launcher.settings import settings
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import dismiss, own_agent
@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.check:
             _find_home()
             return checks.check(options)
+        if options.dry_run:
+            _dry_run(options)
+            return 0
         outcome = launch(options)
         if outcome.message:
             say(outcome.message)
@@ -77,38 +80,84 @@ def launch(options: argparse.Namespace, task: bytes | None = None) -> Outcome:
         dismiss(agent)
 
 
-def _launch(options: argparse.Namespace, task: bytes | None, agent: subprocess.Popen[bytes]) -> Outcome:
-    begin = time.monotonic()
+@dataclass(frozen=True)
+class Plan:
+    """What hvdliterun is about to start.
+
+    prefixes: of the ranks' output. environ: the variables to which the command's are added. begun: when hvdliterun
+    began, in seconds since the epoch. searched: seconds that it took to find the MPI.
+    """
+
+    wanted: Settings
+    mpi: Mpi
+    prefixes: Prefixes
+    environ: Mapping[str, str]
+    begun: float
+    searched: float
+
+    def command(self, job: Job) -> Command:
+        """The command of this job. Raises UsageError."""
+        return compose(self.wanted, self.mpi, replace(job, launched=self.begun), self.environ)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    """Read the command line, and look for the MPI. Raises UsageError."""
+    begun, begin = time.time(), time.monotonic()
     _find_home()
     try:
         os.getcwd()
     except OSError as error:
         raise UsageError("the current folder has been removed: change to one that exists") from error
     mpi = find_mpi(os.environ, os.environ.get("HVDLITE_MPIEXEC"))
-    found = time.monotonic()
+    searched = time.monotonic() - begin
     wanted, explanations = settings(options, mpi, os.environ)
     for line in explanations:
         say(line)
+    prefixes = Prefixes(options.prefix, options.timestamps, wanted.ranks)
+    if not wanted.step:  # whose output comes in whole lines
+        live = options.prefix is not Style.NONE and options.output_filename is None
+        told = terminal.variables(os.environ, max(prefixes.width(1), prefixes.width(2)), live)
+        wanted = replace(wanted, env={**told, **wanted.env})
+    environ = {**kept(os.environ), **forwarded(os.environ)} if wanted.elsewhere else os.environ
+    return Plan(wanted, mpi, prefixes, environ, begun, searched)
+
+
+def _dry_run(options: argparse.Namespace) -> None:
+    """Print the command to stdout, and start nothing. Raises UsageError."""
+    with _environment_as_before():
+        plan, job = _plan(options), new_job()
+        command = plan.command(job)
+        if options.verbose:
+            _show_libraries(plan.mpi, command, plan.wanted)
+        print(shown.command(command, plan.wanted, job), flush=True)
+
+
+def _launch(options: argparse.Namespace, task: bytes | None, agent: subprocess.Popen[bytes]) -> Outcome:
+    plan = _plan(options)
+    wanted = plan.wanted
     if task is not None and wanted.step and len(wanted.hosts) > 1:
         cure = "give hosts=... to have them reached by ssh, or start a script with hvdliterun"
         raise UsageError(f"hvdlite.run cannot use {wanted.step.starter.value} for several hosts: {cure}")
-    environ = {**kept(os.environ), **forwarded(os.environ)} if wanted.elsewhere else os.environ
 
     def prepare(job: Job) -> Command:
-        command = compose(wanted, mpi, job, environ)
+        command = plan.command(job)
         if options.verbose:
-            _show_command(mpi, command, wanted, job)
+            _show_libraries(plan.mpi, command, wanted)
+            say(f"command:\n{shown.command(command, wanted, job)}")
         return command
 
     with contextlib.ExitStack() as files:
-        printer = Printer(not options.no_prefix, options.timestamps, options.output_filename, wanted.ranks)
+        printer = Printer(plan.prefixes, options.output_filename)
         try:
             files.enter_context(printer)
         except OSError as error:
             raise UsageError(f"--output-filename {error.filename}: {error.strerror or error}") from error
-        outcome = run(prepare, wanted, environ, Streams(printer, options.verbose), agent, task)
+        outcome = run(prepare, wanted, plan.environ, Streams(printer, options.verbose), agent, task)
+    if outcome.summary:
+        with contextlib.suppress(OSError):
+            print(outcome.summary.removesuffix("\n"), file=sys.stderr, flush=True)
     if options.verbose:
-        _show_times(found - begin, outcome)
+        _show_times(plan.searched, outcome)
     if outcome.message and printer.without_hvdlite:
         return replace(outcome, message=outcome.message + _other_python(wanted.command[0]))
     return outcome
@@ -133,15 +182,9 @@ def _environment_as_before() -> Iterator[None]:
             os.environ.pop("HOME", None)
 
 
-def _show_command(mpi: Mpi, command: Command, wanted: Settings, job: Job) -> None:
-    """Print the command as a line for a shell. It makes the folder in shared memory: without it MPIs use the
-    network."""
+def _show_libraries(mpi: Mpi, command: Command, wanted: Settings) -> None:
     say(f"MPI: {mpi}")
     say(f"libmpi: {_libmpi(wanted.command[0], {**os.environ, **command.env})}")
-    shown = {name: "..." if is_secret(name) else shlex.quote(value) for name, value in command.env.items()}
-    assignments = " ".join(f"{name}={value}" for name, value in sorted(shown.items()))
-    folder = f"mkdir -m 700 {job.shared} && " if job.shared in command.env.values() else ""
-    say(f"command: {folder}{assignments} {shlex.join(command.argv)}")
 
 
 def _libmpi(program: str, env: Mapping[str, str]) -> str:

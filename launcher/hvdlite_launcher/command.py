@@ -93,7 +93,8 @@ class Job:
 
     id: the mark of the job's processes. folder: for `job_folder.FILES` and the MPI's own files; it has the same name on
     all hosts. shared: a folder in shared memory for the MPI's segments, or None. keeper: the command before the user's
-    command, on every rank. bourne: the command before ssh, for Open MPI.
+    command, on every rank. bourne: the command before ssh, for Open MPI. launched: when hvdliterun began, in seconds
+    since the epoch.
     """
 
     id: str
@@ -101,6 +102,7 @@ class Job:
     shared: str | None
     keeper: tuple[str, ...]
     bourne: tuple[str, ...] = ()
+    launched: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ def compose(settings: Settings, mpi: Mpi, job: Job, environ: Mapping[str, str]) 
     defaults |= _tcp_env(mpi) if settings.tcp else {}
     env = {name: value for name, value in defaults.items() if name not in environ} | dict(settings.env)
     env |= {"HVDLITE_JOB_ID": job.id, "HVDLITE_JOB_DIR": job.folder, SLOTS: str(settings.most_slots)}
+    env["HVDLITE_LAUNCHED"] = f"{job.launched:.3f}"
     if settings.several:
         env["HVDLITE_JOB_HOSTS"] = str(len(settings.hosts))
     if settings.step:

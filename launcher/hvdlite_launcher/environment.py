@@ -8,7 +8,10 @@ SSH_AUTH_SOCK, ...).
 import re
 from collections.abc import Mapping
 
-NAMES = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "VIRTUAL_ENV", "TZ", "TERM", "COLUMNS", "NO_COLOR", "FORCE_COLOR")
+NAMES = (
+    *("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "VIRTUAL_ENV", "TZ", "TERM"),
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+)
 PREFIXES = (
     *("PYTHON", "MPI4PY_", "HVDLITE_", "HOROVOD_", "LANG", "LC_", "CONDA_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "MALLOC_", "GLIBC_TUNABLES"),

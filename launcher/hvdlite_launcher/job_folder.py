@@ -31,6 +31,7 @@ FILES = {
     "stopped": ("rank", "keeper", "from the end of hvd.shutdown() on, if another rank has caused that"),
     "swallowed": ("rank", "agent", "the job: the error with which the script went on after another rank had left"),
     "result": ("rank", "agent", "the job: what the function of hvdlite.run has returned, pickled"),
+    "summary": ("rank", "agent", "the job: the text of rank 0 that hvdliterun prints at the end"),
 }
 ROOM = 64 * 1024  # bytes that must fit into the folder before a job starts
 _PART = "at-"

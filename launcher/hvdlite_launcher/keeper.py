@@ -7,9 +7,10 @@ scheduler. It notes in the folder that the command has started, has ended, or ha
 with the command's exit code, or 128 + n for a signal n, under every MPI.
 
 It sets OMP_NUM_THREADS to the rank's share of its host's cores (`cores`), and torchrun's RANK, WORLD_SIZE, LOCAL_RANK
-and LOCAL_WORLD_SIZE, which many scripts read. Rank 0's keeper fetches hvdliterun's stdin
-for the command (`lending`). A keeper forwards signals to the command, and dies with the MPI's process that started it.
-After a signal to hvdliterun, it outlives the command: if it left, the MPI would kill ranks that still save their work.
+and LOCAL_WORLD_SIZE, which many scripts read. Rank 0's keeper fetches hvdliterun's stdin for the command (`lending`),
+and tells rich of hvdliterun's terminal (`terminal`). A keeper forwards signals to the command, and dies with the MPI's
+process that started it. After a signal to hvdliterun, it outlives the command: if it left, the MPI would kill ranks
+that still save their work.
 
 A keeper takes about 20 ms at the start of a rank, and 10 MB of memory. Rejected: to read the MPIs' error messages. They
 change with every version, and say nothing about lost output.
@@ -35,6 +36,7 @@ from hvdlite_torch_plugin.places import place_in, variables
 
 from hvdlite_launcher.cores import threads
 from hvdlite_launcher.job_folder import path_of, watched_part
+from hvdlite_launcher.terminal import JOB_TERMINAL
 from hvdlite_launcher.times import KEEPER_STAYS, LEAVER_FIRST
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -59,6 +61,8 @@ def main(command: Sequence[str]) -> int:
         os.setpgid(0, 0)  # the MPI kills our group, which must not contain the command's helpers (resource tracker)
         os.environ["HVDLITE_JOB_RANK"] = rank
         os.environ.setdefault("OMP_NUM_THREADS", number_of_threads)
+        if rank == "0" and JOB_TERMINAL in os.environ:
+            os.environ.setdefault("TTY_COMPATIBLE", "1")
         if place := place_in(os.environ):
             os.environ.update(variables(place))
         _become(_read(command))

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 from hvdlite_launcher import UsageError, slips, tunables
+from hvdlite_launcher.prefixes import Style
 from hvdlite_launcher.times import HOST_TIMEOUT, START_HOST_TIMEOUT
 
 USAGE = "hvdliterun -np N [-H server1:N,server2:N] [options] python train.py [arguments]"
@@ -16,14 +17,24 @@ examples:
   hvdliterun -H server1:4,server2:4 python train.py 8 ranks on two machines, reached by ssh
   hvdliterun python train.py                        in a job of Slurm, LSF, PBS or Flux: on all its hosts
   hvdliterun -np 2 -v python train.py               show the exact command, the MPI and the start-up times
+  hvdliterun -np 2 --dry-run python train.py        print that command, and start nothing
   hvdliterun -np 2 -x LR=0.1 python train.py        set a variable for all ranks
   hvdliterun -np 2 --mpi-args="--mca btl tcp,self" python train.py
   hvdliterun --check                                what is installed here, and what it is ready for
   hvdliterun --check -H server1:4,server2:4         the same on two machines; --json: for programs
 
-Every line of output carries its rank, [2]<stdout>:text, unless --no-prefix is given. The first rank that
-fails ends the job, and its exit code is that of hvdliterun: 128 + n if signal n killed it.
-OMPI_MCA_*, OMP_NUM_THREADS and other variables that you have set are left as they are.
+Every line of output carries its rank (--prefix): in pipes and files [2]<stdout>:text, on a terminal 2|text,
+and 2:text on stderr, coloured unless NO_COLOR is set or TERM=dumb. In a pipe or a file a progress bar takes
+one line a second at most. On a terminal it stays below the lines of other ranks. There hvdliterun sets
+COLUMNS and LINES for the ranks, and TTY_COMPATIBLE=1 for rank 0, with which rich draws its bars (not with
+--output-filename or --prefix none; -x TTY_COMPATIBLE=0 prevents it).
+
+The first rank that fails ends the job, and its exit code is that of hvdliterun: 128 + n if signal n killed
+it. OMPI_MCA_*, OMP_NUM_THREADS and other variables that you have set are left as they are.
+
+The command that --dry-run and -v show is the MPI's. Started by hand, it lacks what hvdliterun does itself:
+prefixes, progress bars and files of output, the summary, one line about the rank that failed, the end of all
+ranks and of what they leave behind, a check of all hosts, and the values of secrets, shown as "...".
 """
 _ELASTIC = (
     "--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--slots", "--elastic-timeout",
@@ -69,6 +80,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.flags = list(arguments[: len(arguments) - len(options.command)])
     if options.json and not options.check:
         raise UsageError("--json: goes with --check only")
+    if options.dry_run and options.check:
+        raise UsageError("--dry-run: cannot be given together with --check")
+    if options.no_prefix:
+        if options.prefix not in (None, Style.NONE):
+            raise UsageError(f"--no-prefix: cannot be given together with --prefix {options.prefix.value}")
+        options.prefix = Style.NONE
     return options
 
 
@@ -104,7 +121,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-np", "-n", "--num-proc", dest="ranks", type=_ranks, metavar="N", help="ranks (default: all slots named)")
     add("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable for all ranks")
-    add("-v", "--verbose", action="store_true", help="show the command, the MPI, start-up times, and hvdlite's log")
+    add("-v", "--verbose", action="store_true",
+        help="show the command, the MPI, start-up times, hvdlite's log, and a --summary")  # fmt: skip
+    add("--dry-run", action="store_true",
+        help="print the MPI's command for a shell, and start nothing; see below for what it lacks")  # fmt: skip
     add("--version", action="version", version=f"hvdliterun {version()}")
     add("-cb", "--check-build", "--check", dest="check", action="store_true",
         help="show what is installed here, or on the hosts of -H; exit code 1 if nothing is ready")  # fmt: skip
@@ -116,6 +136,15 @@ def _parser() -> argparse.ArgumentParser:
     tunables.add_to(parser.add_argument_group("settings of hvdlite"))
     _add_refused(parser)
     return parser
+
+
+def _style(text: str) -> Style:
+    try:
+        return Style(text)
+    except ValueError:
+        styles = ", ".join(each.value for each in Style)
+        open_mpis = f'; Open MPI\'s option is --mpi-args="--prefix {text}"' if "/" in text else ""
+        raise argparse.ArgumentTypeError(f"{text}: must be one of {styles}{open_mpis}") from None
 
 
 def _ranks(text: str) -> int:
@@ -177,9 +206,14 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--no-prefix", action="store_true", help="print the ranks' output as it is")
+    add("--prefix", type=_style, metavar="STYLE",
+        help="how lines begin: short (2|text), full ([2]<stdout>:text), auto (none while only rank 0 writes), or "
+             "none (the ranks' bytes as they are); default: short on a terminal, else full")  # fmt: skip
+    add("--no-prefix", action="store_true", help="the same as --prefix none")
     add("-prefix-timestamp", "--prefix-output-with-timestamp", dest="timestamps", action="store_true",
         help="begin each line with the time")  # fmt: skip
+    add("--summary", action="store_true",
+        help="print a summary of the training at the end: sets HVDLITE_SUMMARY for the ranks")  # fmt: skip
     add("--output-filename", metavar="FOLDER", help="write FOLDER/rank.N/stdout and stderr too")
 
 

@@ -1,7 +1,7 @@
-"""Prints the ranks' output. Each line begins with its rank, as with Horovod: `[2]<stdout>:text`.
+"""Prints the ranks' output. Each line begins with its rank (`prefixes`), and goes to a pipe or a terminal (`places`).
 
-One process writes everything, so lines of different ranks never mix. The beginning of a line (a progress bar, a prompt)
-is printed after UNFINISHED_LINE. A `\\r` ends a line as `\\n` does, so that a progress bar stays in its place.
+A source's bytes are printed up to the last end of a line: `\\n`, or the `\\r` of a progress bar. The beginning of a
+line (a prompt) waits for UNFINISHED_LINE, because most lines come in pieces.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
-import select
 import time
 from dataclasses import dataclass, field
 
-_SEGMENT = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r(?=.)|\r?\Z)", re.DOTALL)  # a last \r may still become \r\n
+from hvdlite_launcher.places import Key, Lines, Place, Raw, Screen, write_all
+from hvdlite_launcher.prefixes import Prefixes, Style
+from hvdlite_launcher.terminal import can_redraw
+
 _LONGEST = 1 << 20  # bytes of a line that are held back; other ranks' lines may cut a longer one
 
 
@@ -27,21 +28,24 @@ class Source:
     rest: bytes = b""
     since: float = 0.0
 
-    @property
-    def label(self) -> bytes:
-        """The beginning of its lines."""
-        return f"[{self.rank}]<{'stdout' if self.destination == 1 else 'stderr'}>:".encode()
+    def __post_init__(self) -> None:
+        self.key: Key = (self.rank, self.destination)
 
-    def completed(self, data: bytes) -> list[bytes]:
+    def completed(self, data: bytes) -> bytes:
         """The lines, or parts of them up to a `\\r`, that these bytes complete. The rest waits for more."""
-        self.since = self.since if self.rest else time.monotonic()
         text = self.rest + data
-        ends = b"\n" in data or b"\r" in data or self.rest.endswith(b"\r")  # else the whole text is not searched again
-        segments = [segment for segment in _SEGMENT.findall(text) if segment] if ends else [text]
-        self.rest = b"" if segments[-1].endswith(b"\n") else segments.pop()
-        if segments:
+        if text.endswith(b"\n"):
+            self.rest = b""
+            return text
+        self.since = self.since if self.rest else time.monotonic()
+        if b"\n" in data or b"\r" in data or self.rest.endswith(b"\r"):
+            end = 1 + max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1))  # a last \r may still become \r\n
+        else:
+            end = 0  # the whole text is not searched again
+        self.rest = text[end:]
+        if end:
             self.since = time.monotonic()
-        return segments
+        return text[:end]
 
     def unfinished(self) -> bytes:
         """The rest, which waits no longer."""
@@ -53,47 +57,54 @@ class Source:
 class Printer:
     """Writes lines of many sources to stdout and stderr.
 
-    prefix: whether lines begin with their label; otherwise the ranks' bytes are printed unchanged. timestamps: whether
-    the time comes before the label. folder: output is also written to FOLDER/rank.07/stdout and stderr; or None. ranks:
-    how many there are. without_hvdlite: a rank has reported that its Python cannot import hvdlite. _open: for each
-    destination, the source whose line is unfinished there; another source must first end that line.
+    prefixes: how lines begin. Style NONE without timestamps passes the ranks' bytes unchanged. folder: output is also
+    written to FOLDER/rank.07/stdout and stderr, unchanged; or None. without_hvdlite: a rank has reported that its
+    Python cannot import hvdlite.
     """
 
-    prefix: bool
-    timestamps: bool = False
+    prefixes: Prefixes = field(default_factory=Prefixes)
     folder: str | None = None
-    ranks: int = 1
     without_hvdlite: bool = False
-    _files: dict[tuple[int, int], int] = field(default_factory=dict)
-    _open: dict[int, Source | None] = field(default_factory=dict)
-    _alias: dict[int, int] = field(default_factory=lambda: {1: 1, 2: 1 if _same_file(1, 2) else 2})
+    _files: dict[Key, int] = field(default_factory=dict)
+    _places: dict[int, Place] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        out = self._place(1)
+        self._places = {1: out, 2: out if _same_file(1, 2) else self._place(2)}
 
     def feed(self, source: Source, data: bytes) -> None:
         """Print the lines that these bytes of a source complete."""
         self.without_hvdlite = self.without_hvdlite or b"No module named 'hvdlite'" in data
-        if (source.rank, source.destination) in self._files:
-            write_all(self._files[source.rank, source.destination], data)
-        if segments := source.completed(data):
-            self._print(source, segments)
+        if source.rank and self.prefixes.alone:
+            self.prefixes.join()
+        if self._files:
+            write_all(self._files[source.key], data)
+        if text := source.completed(data):
+            self._places[source.destination].write(source.key, text, bool(source.rest))
         if len(source.rest) > _LONGEST:
             self.flush(source)
 
     def flush(self, source: Source, older_than: float = 0.0) -> None:
         """Print the unfinished line of a source if it has waited for `older_than` seconds."""
+        place = self._places[source.destination]
         if source.rest and time.monotonic() - source.since >= older_than:
-            self._print(source, [source.unfinished()])
+            place.write(source.key, source.unfinished(), more=False)
+        place.catch_up(source.key, last=older_than == 0.0)
+
+    def tell(self, text: str) -> None:
+        """Print lines of hvdliterun's own to stderr."""
+        self._places[2].tell(2, text.encode())
 
     def end_lines(self) -> None:
         """End unfinished lines, so that other text begins on a line of its own."""
-        for destination, source in self._open.items():
-            if source is not None:
-                write_all(destination, b"\n")
-        self._open.clear()
+        for place in self._places.values():
+            place.end()
 
     def __enter__(self) -> Printer:
         """Make the ranks' files in `folder`; files of an earlier job become empty. Raises OSError."""
-        width = len(str(self.ranks - 1))
-        for rank in range(self.ranks) if self.folder is not None else ():
+        ranks = self.prefixes.ranks
+        width = len(str(ranks - 1))
+        for rank in range(ranks) if self.folder is not None else ():
             folder = os.path.join(self.folder or "", f"rank.{rank:0{width}d}")
             os.makedirs(folder, exist_ok=True)
             for destination, name in ((1, "stdout"), (2, "stderr")):
@@ -104,20 +115,11 @@ class Printer:
         for file in self._files.values():
             os.close(file)
 
-    def _print(self, source: Source, segments: list[bytes]) -> None:
-        if not self.prefix:
-            write_all(source.destination, b"".join(segments))
-            return
-        place = self._alias[source.destination]
-        unfinished = self._open.get(place)
-        parts = [b"\n"] if unfinished is not None and unfinished is not source else []
-        fresh = unfinished is not source
-        label = time.asctime().encode() + source.label if self.timestamps else source.label
-        for segment in segments:
-            parts.append(label + segment if fresh and segment != b"\r" else segment)
-            fresh = segment.endswith((b"\n", b"\r"))
-        self._open[place] = None if fresh else source
-        write_all(source.destination, b"".join(parts))
+    def _place(self, destination: int) -> Place:
+        if self.prefixes.style is Style.NONE and not self.prefixes.timestamps:
+            return Raw()
+        label = self.prefixes.of
+        return Screen(label) if can_redraw(destination, os.environ) else Lines(label)
 
 
 def _made_anew(folder: str, name: str) -> int:
@@ -135,16 +137,6 @@ def _made_anew(folder: str, name: str) -> int:
         raise OSError(error.errno, error.strerror, os.path.join(folder, name)) from error
     finally:
         os.close(directory)
-
-
-def write_all(destination: int, data: bytes) -> None:
-    """Write all bytes, and wait while the destination takes none. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(destination, view) :]
-        except BlockingIOError:
-            select.select([], [destination], [])
 
 
 def _same_file(one: int, other: int) -> bool:

@@ -35,8 +35,9 @@ class Outcome:
 
     code: the exit code of hvdliterun. message: the line that explains it, or None. signal: the signal that ended the
     job, or 0. ranks: the number of ranks. rank: the rank that failed first, or None. results: by rank, the contents of
-    `result.RANK` in the job's folder. prepared: seconds until all hosts were ready. spawned: seconds for starting
-    mpirun. first_output: seconds from then to the first output of a rank, or None if no rank has written.
+    `result.RANK` in the job's folder. summary: the contents of `summary.0` there, or "". prepared: seconds until all
+    hosts were ready. spawned: seconds for starting mpirun. first_output: seconds from then to the first output of a
+    rank, or None if no rank has written.
     """
 
     code: int
@@ -45,6 +46,7 @@ class Outcome:
     ranks: int
     rank: int | None
     results: Mapping[int, bytes]
+    summary: str
     prepared: float
     spawned: float
     first_output: float | None
@@ -96,10 +98,12 @@ def run(
         if not code and swallowed:
             code, message = 1, _tell_swallowed(swallowed)
     results = {rank: data for each in team.members for rank, data in each.report.results.items()}
+    summary = next(filter(None, (each.report.summary for each in team.members)), "")
     first = streams.first_output
     waited = None if first is None else first - started
     first_rank = None if failure is None else failure.rank
-    return Outcome(code, message, ending.signal, settings.ranks, first_rank, results, started - begun, spawned, waited)
+    times = (started - begun, spawned, waited)
+    return Outcome(code, message, ending.signal, settings.ranks, first_rank, results, summary, *times)
 
 
 def new_job() -> Job:

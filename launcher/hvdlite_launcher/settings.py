@@ -18,6 +18,7 @@ from hvdlite_launcher.options import USAGE, seconds
 from hvdlite_launcher.probe import Mpi
 from hvdlite_launcher.schedulers import Allocation, Starter, allocation, pmi
 from hvdlite_launcher.ssh import SSH_AGENTS, Ssh
+from hvdlite_launcher.terminal import has_colours
 from hvdlite_launcher.times import HOST_TIMEOUT, START_HOST_TIMEOUT, START_TIMEOUT
 
 _AT_ONCE = 64  # processes
@@ -172,9 +173,13 @@ def _interfaces(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _talk(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
-    """With -v the ranks log what they decide, unless the user has set a level."""
+    """With -v the ranks log what they decide, unless the user has set a level. With --summary or -v rank 0 makes a
+    summary, unless the user has set the variable for it."""
     told = {"HVDLITE_LOG_LEVEL", "HOROVOD_LOG_LEVEL"} & environ.keys()
-    return {"HVDLITE_LOG_LEVEL": "INFO"} if options.verbose and not told else {}
+    made = {"HVDLITE_LOG_LEVEL": "INFO"} if options.verbose and not told else {}
+    if (options.summary or options.verbose) and "HVDLITE_SUMMARY" not in environ:
+        made["HVDLITE_SUMMARY"] = "color" if has_colours(2, environ) else "1"
+    return made
 
 
 def _start_timeout(options: argparse.Namespace, environ: Mapping[str, str]) -> float:

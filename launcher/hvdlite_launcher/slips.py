@@ -34,7 +34,7 @@ _CURES = {
 }  # fmt: skip
 _MPIS = (
     "--bind-to", "--map-by", "--rank-by", "--mca", "-mca", "--report-bindings", "--display", "--tag-output",
-    "--use-hwthread-cpus", "--prtemca", "--pmixmca", "-bind-to", "-map-by", "-genvall", "-genvlist", "--prefix",
+    "--use-hwthread-cpus", "--prtemca", "--pmixmca", "-bind-to", "-map-by", "-genvall", "-genvlist",
     "-iface", "-launcher", "--tune",
 )  # fmt: skip
 _PYTHON, _SHELL = re.compile(r"(python|pypy)[\d.]*"), re.compile(r"(ba|da|k|z)?sh")

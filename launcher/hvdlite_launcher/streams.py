@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hvdlite_launcher.notices import without_deaths, without_harmless
-from hvdlite_launcher.output import Printer, Source, write_all
+from hvdlite_launcher.output import Printer, Source
 from hvdlite_launcher.times import LOOP, MPIS_MESSAGES, UNFINISHED_LINE
 
 _CHUNK = 1 << 20
@@ -81,8 +81,7 @@ class Streams:
 
     def say(self, text: str) -> None:
         """Print a line of hvdliterun to stderr."""
-        self._guarded(self.printer.end_lines)
-        self._guarded(lambda: write_all(2, f"hvdliterun: {text}\n".encode()))
+        self._guarded(lambda: self.printer.tell(f"hvdliterun: {text}\n"))
 
     def add(self, pipe: int, listener: Listener) -> None:
         """Call the listener with what comes from this pipe, and with no bytes when the pipe has ended."""
@@ -147,13 +146,13 @@ class Streams:
     def _flush_all(self, without_reports: bool) -> None:
         for source in self._ranks.values():
             self.printer.flush(source)
+        self.printer.end_lines()
         self._tell_held(without_reports)
 
     def _tell_held(self, without_reports: bool) -> None:
         text, self._held = self._held.decode(errors="replace"), b""
         text = without_harmless(text.replace("\0", ""))  # Open MPI ends some of its messages so
-        self.printer.end_lines()
-        write_all(2, (without_deaths(text) if without_reports else text).encode())
+        self.printer.tell(without_deaths(text) if without_reports else text)
 
     def _guarded(self, act: Callable[[], None]) -> None:
         if not self.broken:

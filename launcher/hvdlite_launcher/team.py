@@ -38,7 +38,8 @@ class Report:
 
     facts: of `facts`, once the host is ready. name: the host's own. problem: why the host cannot take part. started,
     finished: numbers of ranks. absent, waiting: see `job_folder.arrivals`. results: by rank, contents of `result.RANK`.
-    swallowed: by rank, contents of `swallowed.RANK`. gone: nothing of the job is left on the host.
+    swallowed: by rank, contents of `swallowed.RANK`. summary: contents of `summary.0`, or None. gone: nothing of the
+    job is left on the host.
     """
 
     facts: dict[str, str] | None = None
@@ -50,6 +51,7 @@ class Report:
     waiting: float = 0.0
     results: dict[int, bytes] = field(default_factory=dict)
     swallowed: dict[int, str] = field(default_factory=dict)
+    summary: str | None = None
     gone: bool = False
 
     def hear(self, message: Mapping[str, Any]) -> None:
@@ -62,6 +64,8 @@ class Report:
             self.absent, self.waiting = tuple(message["absent"]), message["waiting"]
         if "swallowed" in message:
             self.swallowed[message["rank"]] = message["swallowed"]
+        if "summary" in message and message["rank"] == 0:
+            self.summary = message["summary"]
         self.started += "started" in message
         self.finished += "ended" in message
         self.gone |= "gone" in message

@@ -19,6 +19,7 @@ From agents:
     failed, inside   the host's first failure, and whether it was in hvd.init()
     absent, waiting  see `job_folder.arrivals`
     swallowed, rank  see `job_folder.FILES`
+    summary, rank    see `job_folder.FILES`
     gone             nothing of the job is left
 
 The agent's first bytes are a MARK. Text before it is skipped, such as a greeting of a login shell.

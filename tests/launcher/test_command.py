@@ -10,7 +10,7 @@ from hvdlite_launcher.command import Job, Settings, compose
 from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.probe import Family, Mpi, identify
 
-JOB = Job("job", "/tmp/job", "/dev/shm/job", ("keep",))
+JOB = Job("job", "/tmp/job", "/dev/shm/job", ("keep",), launched=2.5)
 SETTINGS = Settings(4, (Host("localhost", 4),), ("python", "train.py", "--np", "3"))
 OPEN_MPI_5 = Mpi("/mpi/bin/mpirun", Family.OPEN_MPI, (5, 0, 11), "/mpi/lib/libmpi.so.40", wheel=True)
 OPEN_MPI_4 = Mpi("/usr/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
@@ -24,6 +24,7 @@ COMMON = {
     "HVDLITE_JOB_DIR": "/tmp/job",
     "PYTHONUNBUFFERED": "1",
     "HVDLITE_JOB_SLOTS": "4",
+    "HVDLITE_LAUNCHED": "2.500",
 }
 
 

@@ -7,6 +7,7 @@ import os
 import pytest
 from hvdlite_launcher.notices import without_deaths, without_harmless
 from hvdlite_launcher.output import Printer, Source
+from hvdlite_launcher.prefixes import Prefixes, Style
 from hvdlite_launcher.streams import Streams
 
 ZERO, ONE = b"[0]<stdout>:", b"[1]<stdout>:"
@@ -32,20 +33,21 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         ([b"a", b"b\n"], ZERO + b"ab\n"),
         ([b"\n\n"], ZERO + b"\n" + ZERO + b"\n"),
         ([b"a\r", b"\nb\r\n"], ZERO + b"a\r\n" + ZERO + b"b\r\n"),
-        ([b"10%\r20%\r30%\n"], ZERO + b"10%\r" + ZERO + b"20%\r" + ZERO + b"30%\n"),
-        ([b"\r10%", b"\r20%\n"], b"\r" + ZERO + b"10%\r" + ZERO + b"20%\n"),
+        ([b"a\r\n\r\nb\n"], ZERO + b"a\r\n" + ZERO + b"\r\n" + ZERO + b"b\n"),
+        ([b"10%\r20%\r30%\n"], ZERO + b"30%\n"),
+        ([b"\r10%", b"\r20%\n"], ZERO + b"20%\n"),
         ([b"\xff\x00\n"], ZERO + b"\xff\x00\n"),
     ],
 )
 def test_every_line_carries_its_label(written: list[bytes], chunks: list[bytes], shown: bytes) -> None:
-    printer, source = Printer(prefix=True), Source(0, 1)
+    printer, source = Printer(), Source(0, 1)
     for chunk in chunks:
         printer.feed(source, chunk)
     assert b"".join(written) == shown
 
 
 def test_an_unfinished_line_shows_after_a_while_and_goes_on(written: list[bytes]) -> None:
-    printer, source = Printer(prefix=True), Source(0, 1)
+    printer, source = Printer(), Source(0, 1)
     printer.feed(source, b"loading")
     printer.flush(source, older_than=10.0)
     assert written == []
@@ -56,7 +58,7 @@ def test_an_unfinished_line_shows_after_a_while_and_goes_on(written: list[bytes]
 
 def test_a_line_that_goes_on_and_on_is_not_held_back(written: list[bytes]) -> None:
     """A line that grows all the time is printed. A long line is not searched again for each piece."""
-    printer, source = Printer(prefix=True), Source(0, 1)
+    printer, source = Printer(), Source(0, 1)
     printer.feed(source, b".")
     began = source.since
     printer.feed(source, b".")
@@ -70,7 +72,7 @@ def test_a_line_that_goes_on_and_on_is_not_held_back(written: list[bytes]) -> No
 
 def test_long_lines_of_several_ranks_are_whole(written: list[bytes]) -> None:
     """For example lines of JSON; they come in pieces."""
-    printer, zero, one = Printer(prefix=True), Source(0, 1), Source(1, 1)
+    printer, zero, one = Printer(), Source(0, 1), Source(1, 1)
     for _ in range(16):
         printer.feed(zero, b"x" * 65536)
         printer.feed(one, b"y" * 65536)
@@ -80,7 +82,7 @@ def test_long_lines_of_several_ranks_are_whole(written: list[bytes]) -> None:
 
 
 def test_nobody_writes_into_the_unfinished_line_of_another(written: list[bytes]) -> None:
-    printer, zero, one = Printer(prefix=True), Source(0, 1), Source(1, 1)
+    printer, zero, one = Printer(), Source(0, 1), Source(1, 1)
     printer.feed(zero, b"loading")
     printer.flush(zero)
     printer.feed(one, b"hello\n")
@@ -89,7 +91,7 @@ def test_nobody_writes_into_the_unfinished_line_of_another(written: list[bytes])
 
 
 def test_without_prefix_bytes_pass_unchanged(written: list[bytes]) -> None:
-    printer, source = Printer(prefix=False), Source(0, 1)
+    printer, source = Printer(Prefixes(Style.NONE)), Source(0, 1)
     for chunk in (b"a\rb", b"c\n\n"):
         printer.feed(source, chunk)
     assert b"".join(written) == b"a\rbc\n\n"
@@ -97,7 +99,7 @@ def test_without_prefix_bytes_pass_unchanged(written: list[bytes]) -> None:
 
 def test_without_prefix_lines_stay_whole(written: list[bytes]) -> None:
     """A rank writes a line in pieces, as `print` does if Python does not buffer."""
-    printer, zero, one = Printer(prefix=False), Source(0, 1), Source(1, 1)
+    printer, zero, one = Printer(Prefixes(Style.NONE)), Source(0, 1), Source(1, 1)
     for source, chunk in ((zero, b"a"), (one, b"b"), (one, b"\n"), (zero, b"\n"), (zero, b"> ")):
         printer.feed(source, chunk)
     printer.flush(zero)
@@ -106,8 +108,8 @@ def test_without_prefix_lines_stay_whole(written: list[bytes]) -> None:
 
 def test_what_a_scheduler_has_labelled(capfd: pytest.CaptureFixture[str]) -> None:
     """Lines without a label and messages of the scheduler's daemons are the scheduler's. An unfinished last line is
-    printed. The parts of a progress bar belong to the rank in its label."""
-    with Printer(prefix=True) as printer:
+    printed. The last state of a progress bar belongs to the rank in its label."""
+    with Printer() as printer:
         streams = Streams(printer)
         end = streams.open_labelled(1)
         os.write(end, b"0: a\n 1: b: c\n3: 10%\r20%\nsrun: error: x\n2: slurmstepd: error: y\n1: the end")
@@ -118,7 +120,7 @@ def test_what_a_scheduler_has_labelled(capfd: pytest.CaptureFixture[str]) -> Non
     assert err == "srun: error: x\n2: slurmstepd: error: y\n"
 
 
-BAR = "[3]<stdout>:10%\r[3]<stdout>:20%"
+BAR = "[3]<stdout>:20%"
 RULE = "-" * 74 + "\n"
 DEATH = f"{RULE}prterun noticed that process rank 1 with PID 3160 on node vm exited on\nsignal 9 (Killed).\n{RULE}"
 WARNING = f"{RULE}There are not enough slots available in the system\n{RULE}"

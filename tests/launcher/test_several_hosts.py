@@ -37,7 +37,13 @@ OPEN_MPI_4 = Mpi("/usr/bin/mpirun", Family.OPEN_MPI, (4, 1, 4))
 MPICH = Mpi("/mpich/bin/mpiexec", Family.MPICH, (5, 0, 2))
 INTEL = Mpi("/intel/bin/mpiexec.hydra", Family.INTEL_MPI, (2021, 17))
 SSH = "-p 2222 -i /home/me/key -o BatchMode=yes -o ConnectTimeout=10 -o StrictHostKeyChecking=accept-new -o LogLevel=ERROR -o ForwardAgent=no -o ForwardX11=no -o ClearAllForwardings=yes"
-JOB = {"HVDLITE_JOB_DIR": "/tmp/job", "HVDLITE_JOB_HOSTS": "2", "HVDLITE_JOB_ID": "job", "HVDLITE_JOB_SLOTS": "2"}
+JOB = {
+    "HVDLITE_JOB_DIR": "/tmp/job",
+    "HVDLITE_JOB_HOSTS": "2",
+    "HVDLITE_JOB_ID": "job",
+    "HVDLITE_JOB_SLOTS": "2",
+    "HVDLITE_LAUNCHED": "0.000",
+}
 
 
 def test_open_mpi_5_is_told_hosts_ssh_and_each_variable() -> None:
@@ -158,7 +164,7 @@ def test_an_ssh_command() -> None:
 
 
 def test_only_what_is_known_and_no_secret_is_forwarded() -> None:
-    go = ["PATH", "PYTHONPATH", "OMP_NUM_THREADS", "OMPI_MCA_btl", "HVDLITE_X", "HOROVOD_X", "NCCL_DEBUG", "LC_ALL", "HF_HOME",
+    go = ["PATH", "LINES", "TTY_COMPATIBLE", "PYTHONPATH", "OMP_NUM_THREADS", "OMPI_MCA_btl", "HVDLITE_X", "HOROVOD_X", "NCCL_DEBUG", "LC_ALL", "HF_HOME",
           "HF_TOKENIZERS_X"]  # fmt: skip
     stay = ["HOME", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_FD", "CUDA_VISIBLE_DEVICES", "DISPLAY", "LR", "PATHOLOGY"]
     secret = ["HF_TOKEN", "HVDLITE_API_KEY", "NCCL_SECRET_X", "AWS_REGION", "TF_PASSWORD", "HOROVOD_SECRET", "HF_token",
@@ -196,7 +202,7 @@ def test_what_is_no_frame_is_not_waited_for(kind: int) -> None:
 @pytest.fixture
 def member() -> Iterator[Member]:
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    yield Member("b", False, process, Streams(Printer(True)), Failures(), (3.5, 60.0), SETTINGS.ranks_of("b"))
+    yield Member("b", False, process, Streams(Printer()), Failures(), (3.5, 60.0), SETTINGS.ranks_of("b"))
     process.kill()
     process.communicate()
 
@@ -330,7 +336,7 @@ def test_a_failure_on_one_of_several_hosts_waits_for_news() -> None:
 def test_a_job_that_does_not_start_is_ended_with_advice() -> None:
     """For example if the daemons of an MPI cannot reach each other; most MPIs never notice that."""
     mpirun = subprocess.Popen(["sleep", "60"])
-    team = Team(SETTINGS, JOB_FOLDERS, Streams(Printer(True)), Failures(), own_agent())
+    team = Team(SETTINGS, JOB_FOLDERS, Streams(Printer()), Failures(), own_agent())
     ending = Ending(Failures(several=True), patience=0.3)
     assert not ending.advance(mpirun, team) and ending.lost is None
     time.sleep(0.35)
@@ -342,7 +348,7 @@ def test_a_job_that_does_not_start_is_ended_with_advice() -> None:
 
 
 def test_nothing_starts_after_a_signal_that_comes_before_hosts_are_ready() -> None:
-    team = Team(SETTINGS, JOB_FOLDERS, Streams(Printer(True)), Failures(), own_agent())
+    team = Team(SETTINGS, JOB_FOLDERS, Streams(Printer()), Failures(), own_agent())
     assert not team.prepare(stop=lambda: True)
     team.own.close()
 
@@ -375,7 +381,7 @@ def test_a_stdout_that_stalls_at_the_end_of_a_job_loses_nothing(
     monkeypatch.setattr(times, "CLOSING_TIMEOUT", 1.0)
     monkeypatch.setattr(times, "STANDSTILL", 0.3)
     job = Job("job", str(tmp_path / "job"), None, ())
-    team = Team(Settings(1, (Host("a", 1),), ("true",)), job, Stalled(Printer(True)), Failures(), agent_after(HASTY))
+    team = Team(Settings(1, (Host("a", 1),), ("true",)), job, Stalled(Printer()), Failures(), agent_after(HASTY))
     team.open({}, None)
     assert team.prepare(stop=lambda: False)
     os.mkfifo(path_of(job.folder, "out", 0))
@@ -404,7 +410,7 @@ def test_a_host_whose_kernel_reports_no_new_files_takes_part(tmp_path: Path) -> 
     """Other programs may have used up what a user may have of inotify."""
     job = Job("job", str(tmp_path / "job"), None, ())
     settings = Settings(1, (Host("a", 1),), ("true",))
-    team = Team(settings, job, Streams(Printer(True)), Failures(), agent_after(NO_INOTIFY))
+    team = Team(settings, job, Streams(Printer()), Failures(), agent_after(NO_INOTIFY))
     team.open({}, None)
     assert team.prepare(stop=lambda: False)
     os.mkfifo(path_of(job.folder, "out", 0))
@@ -413,9 +419,12 @@ def test_a_host_whose_kernel_reports_no_new_files_takes_part(tmp_path: Path) -> 
     Path(path_of(job.folder, "ended", 0)).touch()
     Path(path_of(job.folder, "failed")).write_text("0 7 0 1.0\n")
     Path(path_of(job.folder, "result", 0)).write_bytes(b"pickled")
+    Path(path_of(job.folder, "summary", 0)).write_text("3 epochs")
+    Path(path_of(job.folder, "summary", 1)).write_text("of another rank")
     team.close({})
     found = team.own.report
     assert (found.started, found.finished, found.results, found.gone) == (1, 1, {0: b"pickled"}, True)
+    assert found.summary == "3 epochs"
     failure = team.own.failures.first(final=True)
     assert failure and failure.code == 7
 
@@ -428,14 +437,14 @@ def test_a_host_without_ranks_need_not_be_like_the_others(
     settings = Settings(2, hosts, ("/nosuchpython",), interfaces=("ib0",))
     member.listen(wire.MARK + wire.message(now=1.0, facts={"Python": "3"}, name="b"))
     monkeypatch.setattr(Team, "_reach", lambda team, name: member)
-    team = Team(settings, Job("job", str(tmp_path / "job"), None, ()), Streams(Printer(True)), Failures(), own_agent())
+    team = Team(settings, Job("job", str(tmp_path / "job"), None, ()), Streams(Printer()), Failures(), own_agent())
     team.open({}, None)
     assert team.prepare(stop=lambda: False)
     team.others.clear()
     team.close({})
     (tmp_path / "file").touch()
     job = Job("job", str(tmp_path / "file" / "job"), None, ())
-    team = Team(settings, job, Streams(Printer(True)), Failures(), own_agent())
+    team = Team(settings, job, Streams(Printer()), Failures(), own_agent())
     team.open({}, None)
     with pytest.raises(UsageError, match=r"^this host is not ready: Not a directory: "):
         team.prepare(stop=lambda: False)
@@ -452,7 +461,7 @@ from hvdlite_launcher.hosts import Host
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import Team, own_agent
-streams, failures = Streams(Printer(True)), Failures()
+streams, failures = Streams(Printer()), Failures()
 team = Team(Settings(1, (Host("a", 1),), ("true",)), Job("j", "/tmp/j", None, ()), streams, failures, own_agent())
 with signals(Ending(failures), streams, several=True):
     with team.own.link._lock:

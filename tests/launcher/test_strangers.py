@@ -141,7 +141,7 @@ def test_only_mpichs_own_segments_are_removed(tmp_path: Path) -> None:
 
 def test_the_folders_names_are_on_no_command_line() -> None:
     """Another user could read the names there, and make the folders first."""
-    job, alone, streams = new_job(), Settings(1, (Host("localhost", 1),), ("true",)), Streams(Printer(True))
+    job, alone, streams = new_job(), Settings(1, (Host("localhost", 1),), ("true",)), Streams(Printer())
     with a_team(Team(alone, job, streams, Failures(), own_agent()), {}, None) as team:
         team.prepare(lambda: False)
         lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
@@ -151,7 +151,7 @@ def test_the_folders_names_are_on_no_command_line() -> None:
 
 def test_an_agent_that_was_killed_before_it_has_answered_has_a_successor() -> None:
     """Its folders may exist already."""
-    job, alone, streams = new_job(), Settings(1, (Host("localhost", 1),), ("true",)), Streams(Printer(True))
+    job, alone, streams = new_job(), Settings(1, (Host("localhost", 1),), ("true",)), Streams(Printer())
     own = own_agent()
     own.kill()
     with a_team(Team(alone, job, streams, Failures(), own), {}, None):
@@ -197,12 +197,12 @@ def test_a_link_of_somebody_elses_is_not_written_through(tmp_path: Path) -> None
     folder.mkdir(parents=True)
     (folder / "stdout").symlink_to(victim)
     folder.chmod(0o777)
-    with pytest.raises(OSError, match="symbolic links"), Printer(True, folder=str(tmp_path / "out")):
+    with pytest.raises(OSError, match="symbolic links"), Printer(folder=str(tmp_path / "out")):
         pass
     assert victim.read_text() == "precious"
     if os.geteuid() == 0:
         os.chown(folder, 54321, 54321)
-        with pytest.raises(OSError, match="belongs to another user"), Printer(True, folder=str(tmp_path / "out")):
+        with pytest.raises(OSError, match="belongs to another user"), Printer(folder=str(tmp_path / "out")):
             pass
 
 
@@ -319,7 +319,7 @@ def test_no_room_for_the_socket_that_lends_stdin(monkeypatch: pytest.MonkeyPatch
     job, alone, streams = (
         Job("job", str(tmp_path), None, ()),
         Settings(1, (Host("a", 1),), ("true",)),
-        Streams(Printer(True)),
+        Streams(Printer()),
     )
     with pytest.raises(UsageError, match=f"No space left on device: {tmp_path}: free some room"):
         lending(job, alone, streams, wanted=False).__enter__()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hvdlite_launcher.cli import main
 from hvdlite_launcher.options import parse
+from hvdlite_launcher.prefixes import Style
 
 WRONG = [
     (["-np", "0", "true"], 2, "-np 0: needs at least 1 rank"),
@@ -29,6 +30,14 @@ WRONG = [
     (["-np", "2", "-x", "HVDLITE_NOT_SET", "true"], 2, "the variable is not set"),
     (["-np", "2", "--mpi-args='", "true"], 2, "--mpi-args"),
     (["-np", "2", "--output-filename", __file__, "true"], 2, f"--output-filename {__file__}/rank.0: Not a directory"),
+    (["-np", "2", "--prefix", "/opt/mpi", "true"], 2, '--mpi-args="--prefix /opt/mpi"'),
+    (["-np", "2", "--prefix", "tall", "true"], 2, "--prefix tall: must be one of short, full, auto, none"),
+    (
+        ["-np", "2", "--prefix", "short", "--no-prefix", "true"],
+        2,
+        "--no-prefix: cannot be given together with --prefix short",
+    ),
+    (["--check", "--dry-run"], 2, "--dry-run: cannot be given together with --check"),
     (["-np", "2", "no-such-command"], 127, "no-such-command: command not found"),
     (["-np", "2", "-H", "localhost:2", "b:1", "env"], 127, "hosts are listed with commas"),
     (["-np", "2", __file__], 127, f"python {__file__}"),
@@ -49,6 +58,12 @@ def test_all_behind_the_command_is_its_own() -> None:
     command = ["python", "train.py", "-host", "a", "--log", "b", "--ver", "-np", "3", "--config", "c", "-p"]
     found = parse(["-n2", "-xA=1", *command])
     assert (found.ranks, found.env, found.command) == (2, ["A=1"], command)
+
+
+def test_no_prefix_is_a_style() -> None:
+    for flags in (["--no-prefix"], ["--prefix", "none"], ["--prefix=none", "--no-prefix"]):
+        assert parse([*flags, "-np", "1", "true"]).prefix is Style.NONE
+    assert parse(["-np", "1", "true"]).prefix is None
 
 
 @pytest.mark.parametrize("path", ["/bin/true", "/no/such/mpirun"])

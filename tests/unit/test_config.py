@@ -95,7 +95,7 @@ def test_all_settings_are_known_by_name() -> None:
             return default
 
     Config.from_env(Recorder())
-    asked.update(("HVDLITE_MPIEXEC", "HVDLITE_AS_MPI"))  # hvdliterun and torch's plug-in read these
+    asked.update(("HVDLITE_MPIEXEC", "HVDLITE_AS_MPI", "HVDLITE_SUMMARY"))  # read by others than Config
     assert {name for name in asked if name.startswith("HVDLITE_")} == {f"HVDLITE_{name}" for name in NAMES}
 
 
@@ -127,6 +127,8 @@ def test_misspelt_settings() -> None:
         "HVDLITE_ALGORITM": "ring",
         "HVDLITE_BUCKETS_MB": "1",
         "HVDLITE_JOB_ID": "x",
+        "HVDLITE_JOB_TERMINAL": "1",
+        "HVDLITE_LAUNCHED": "1.0",
         "HVDLITE_OVERLAP": "1",
         "A": "b",
     }
