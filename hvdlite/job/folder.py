@@ -27,9 +27,8 @@ FILES = {
     "present": ("rank", "agent, keeper", "from hvd.init() to hvd.shutdown(): the process id"),
     "stopped": ("rank", "keeper", "from the end of hvd.shutdown() on, if another rank has caused that"),
     "swallowed": ("rank", "agent", "the job: the error with which the script went on after another rank had left"),
-    "summary": ("rank", "agent", "the job: the summary that hvdliterun prints at its end; rank 0 alone writes it"),
-    "result": ("rank", "agent", "the job: what the function of hvdlite.run has returned, pickled"),
     "summary": ("rank", "agent", "the job: the text of rank 0 that hvdliterun prints at the end"),
+    "result": ("rank", "agent", "the job: what the function of hvdlite.run has returned, pickled"),
 }
 DECISION = 1.0  # seconds for hvdliterun to say which rank was the first to fail on several hosts
 LEAVER_FIRST = 0.5  # seconds that a rank leaves to the one whose shutdown has stopped it, where no keeper waits
