@@ -366,7 +366,7 @@ def run_draw(args: argparse.Namespace, out: Console) -> int:
     except HvdliteError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return 0 if style.available() else 1
 
 
 def main() -> int:

@@ -63,7 +63,7 @@ CONTENDERS: Mapping[str, tuple[str, Look]] = {
 USUAL = ("arena", "auto", "mpi", "gloo", "memcpy", "link", "ipc", "copy")
 """The contenders that a user would choose between, and the limits."""
 COPIES: Mapping[str, tuple[str, Look]] = {
-    "whole": ("one rank alone", Look(GREY)),
+    "whole": ("not sharded", Look(GREY)),
     "none": ("no communication", Look(GREY)),
     "hvdlite": ("hvdlite", HVDLITE),
     "ddp_views": ("DDP over hvdlite, with views", Look(SKY)),
@@ -147,7 +147,7 @@ def plot_steps(path: str, results: Sequence[Steps], machine: str) -> None:
         results: The results of `step`, `fsdp` or `keras_step`.
         machine: Versions and the machine, in one line.
     """
-    figure, panels = canvas(len(results), size=(3.6, 2.6), share="xy")
+    figure, panels = canvas(len(results), size=(3.6, 0.8 + 0.36 * len(results[0].seconds)), share="xy")
     for axes, result in zip(panels, results, strict=True):
         keys = [key for key in COPIES if key in result.seconds]
         draw_bars(axes, [
@@ -271,11 +271,14 @@ def plot_compression(path: str, rows: Sequence[Row], machine: str) -> None:
             lines.append(Line(row.title, COMPRESSED[row.compressor], seconds, losses, band))
         draw_lines(curves, lines)
         curves.set(xscale="log")
-        describe(curves, f"{problem}, {slowest}", "training time: steps * time of a step", "loss on held-out data")
+        describe(curves, f"{problem}, {slowest}", "training time: steps * time of a step", "loss (lower is better)")
         in_seconds(curves, "x")
         label_ends(figure, curves, lines)
         for axes, link in zip(bars, links, strict=True):
-            axes.sharex(bars[0])
+            if axes is not bars[0]:
+                axes.sharex(bars[0])
+                axes.sharey(bars[0])
+                axes.tick_params(labelleft=False)
             found = [(row, row.faster(base, link)) for row in mine]
             draw_bars(axes, [
                 Bar(row.title, COMPRESSED[row.compressor], how and how[0], f"{how[0]:.1f}" if how else "not reached",
@@ -283,7 +286,7 @@ def plot_compression(path: str, rows: Sequence[Row], machine: str) -> None:
                 for row, how in found
             ])  # fmt: skip
             axes.axvline(1, color=DARK, lw=0.8, ls="--")
-            describe(axes, f"{problem}, {link}", "times as fast as without compression")
+            describe(axes, f"{problem}, {link}", "times as fast (higher is better)")
     save(figure, path, "Training with compressed gradients: loss over time, and time to one loss",
          f"Lines: means, bands and whiskers: quartiles of {len(rows[0].curves)} trainings. Times as fast: to the loss "
          f"that training without compression has after {TARGET:.0%} of its steps.", machine)  # fmt: skip
@@ -316,7 +319,7 @@ def plot_strategies(path: str, rows: Sequence[StrategyRow], machine: str) -> Non
         describe(axes, condition[:1].upper() + condition[1:], "seconds of training")
         in_numbers(axes)
         every.append(lines)
-    panels[0].set_ylabel("loss on held-out data", fontsize=FONT, color=DARK)
+    panels[0].set_ylabel("loss on data that is not trained on", fontsize=FONT, color=DARK)
     for axes, lines in zip(panels, every, strict=True):
         label_ends(figure, axes, lines)
     plain = next(iter(found.values()))[0]

@@ -11,6 +11,7 @@ matplotlib may be missing (`available`), and is imported by functions. No figure
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -28,6 +29,7 @@ PALETTE = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, DARK, GREY)
 FONT, SMALL = 9, 7.5  # points
 GAP = 1.35  # between labels, in units of their font's size
 DOTS = 150  # per inch
+LEAST_WIDTH = 7.5  # inches: room for a title
 Band: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """The lower and the upper quartile at each place of a line."""
 
@@ -113,7 +115,7 @@ def canvas(
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
-    figure = Figure(figsize=(columns * size[0], rows * size[1] + 0.7), dpi=DOTS, layout=layout)
+    figure = Figure(figsize=(max(LEAST_WIDTH, columns * size[0]), rows * size[1] + 0.7), dpi=DOTS, layout=layout)
     panels = list(figure.subplots(rows, columns, squeeze=False, sharex="x" in share, sharey="y" in share).flat)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
@@ -138,10 +140,13 @@ def save(figure: Figure, path: str, title: str, *notes: str) -> None:
         figure: The figure.
         path: The file.
         title: What the figure shows, in words that need no explanation.
-        notes: Lines below the panels, small and grey: how to read the figure, versions and machine.
+        notes: Texts below the panels, small and grey: how to read the figure, versions and machine. Long ones are
+            wrapped.
     """
+    most = int(figure.get_figwidth() * 72 / (0.52 * SMALL))  # letters; they are half as wide as high
+    lines = [line for note in notes for line in textwrap.wrap(note, most)]
     figure.suptitle(title, x=0.01, ha="left", fontsize=FONT + 4, fontweight="bold")
-    figure.supxlabel("\n".join(filter(None, notes)), x=0.01, ha="left", fontsize=SMALL, color=GREY)
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=SMALL, color=GREY)
     figure.savefig(path)
 
 
@@ -208,7 +213,8 @@ def draw_bars(axes: Axes, bars: Sequence[Bar]) -> None:
         if bar.ends:
             axes.plot(bar.ends, (place, place), color=DARK, lw=1.1, marker="|", ms=5, mew=1.1)
         axes.annotate(bar.text, (max(end, *(bar.ends or ()), 0.0), place), (4, 0), textcoords="offset points",
-                      va="center", fontsize=FONT, color=DARK)  # fmt: skip
+                      va="center", fontsize=FONT, color=DARK,
+                      bbox={"fc": "white", "ec": "none", "pad": 0.8, "alpha": 0.8})  # fmt: skip
     axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)

@@ -22,6 +22,7 @@ from matplotlib.text import Annotation, Text
 
 mpi4py.rc.initialize = False  # no test here communicates
 
+from hvdlite.bench import __main__ as command_line  # noqa: E402
 from hvdlite.bench import drawing, gpu, model, plot, saved, style, timing  # noqa: E402
 from hvdlite.bench.compression import COMPRESSORS  # noqa: E402
 from hvdlite.bench.contenders import KEYS, TITLES  # noqa: E402
@@ -31,8 +32,8 @@ from hvdlite.bench.strategies import STRATEGIES, read  # noqa: E402
 from hvdlite.errors import HvdliteError  # noqa: E402
 
 MACHINE: Json = {
-    "date": "2026-01-02T03:04:05+00:00", "cpu": "Some(R) Processor", "cores": 2, "ranks": 2, "hosts": 1,
-    "mpi": "Some MPI v1, package: and so on", "python": "3.12", "versions": {"hvdlite": "0.1.0", "torch": "2.13"},
+    "date": "2026-01-02T03:04:05+00:00", "cpu": "Intel(R) Xeon(R) Platinum 8480C Processor with 56 cores", "cores": 2, "ranks": 2, "hosts": 1,
+    "mpi": "Some MPI Library 2021.13 for Linux, package: and so on", "python": "3.12", "versions": {"hvdlite": "0.1.0", "torch": "2.13"},
 }  # fmt: skip
 SIZES = [4 << 2 * power for power in range(14)]
 OURS_ALONE = re.compile(r"arena|\blane|shared|algbw|busbw|roll call", re.IGNORECASE)
@@ -57,6 +58,10 @@ def steps(name: str, *keys: str) -> Json:
     spread = {key: (0.9 * its, 1.2 * its) for key, its in seconds.items()}
     rows = [{"name": task, "seconds": seconds, "spread": spread} for task in ("MLP", "CNN, 8 layers", "transformer")]
     return {"benchmark": name, "rows": rows}
+
+
+def one_model(content: Json) -> Json:
+    return {**content, "rows": cast(list[Json], content["rows"])[:1]}
 
 
 def prices() -> Json:
@@ -120,7 +125,7 @@ RESULTS: dict[str, Callable[[], Json]] = {
     "two contenders": lambda: sweep("mpi", "arena"),
     "step": lambda: steps("step", "none", "hvdlite", "ddp_views", "ddp_copies", "ddp"),
     "keras step": lambda: steps("keras step", "none", "hvdlite"),
-    "fsdp": lambda: steps("fsdp", "whole", "none", "hvdlite", "gloo"),
+    "fsdp": lambda: one_model(steps("fsdp", "whole", "none", "hvdlite", "gloo")),
     "ops": prices, "memory": memory, "overlap": overlap, "compression": compression, "strategies": strategies,
 }  # fmt: skip
 EVERY = [*RESULTS, "model"]
@@ -290,3 +295,14 @@ def test_a_file_of_something_else_is_an_error(tmp_path: Path) -> None:
         saved.rows_of({"benchmark": "compression", "rows": []}, "strategies", dict)
     with pytest.raises(HvdliteError, match="no figure of 'dance'"):
         drawing.draw({"benchmark": "dance", "machine": MACHINE}, str(path))
+
+
+def test_without_matplotlib_there_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "figure.png"
+    monkeypatch.setattr(style, "available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["bench", "draw", "found.json", "--plot", str(path)])
+    assert command_line.main() == 1 and "pip install matplotlib" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["bench", "model", "--plot", str(path)])
+    assert command_line.main() == 0 and "pip install matplotlib" in capsys.readouterr().out and not path.exists()
