@@ -10,7 +10,9 @@ affects all of them. This room may import MPI and torch, since it compares hvdli
     contenders  gpu  tasks  models  elsewhere   the things to be timed
     problems                                    what `compression` learns
     timing  network  schedule                   how to time them
-    report  plot                                tables, JSON, pictures
+    progress                                    how far a run has come
+    report  saved                               tables, JSON
+    drawing  plot  style                        figures: which, what they show, how they look
 """
 
 from __future__ import annotations

@@ -1,26 +1,31 @@
 """The command line: `python -m hvdlite.bench BENCHMARK`.
 
-allreduce, ops, step, fsdp, memory, overlap, compression, strategies, and model.
+allreduce, ops, step, fsdp, memory, overlap, compression, strategies, model, and draw.
 
-`model` runs in one process. All other benchmarks run under hvdliterun, with at least two ranks.
+`model` predicts, and `draw` draws what --json has written: both run in one process. All other benchmarks run under
+hvdliterun, with at least two ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 from rich.console import Console
-from rich.progress import Progress
 
 import hvdlite as hvd
-from hvdlite.bench import allreduce, collectives, gpu, plot, report
+from hvdlite.bench import allreduce, collectives, drawing, gpu, report, saved, style
 from hvdlite.bench.contenders import KEYS, TITLES, contenders
+from hvdlite.bench.progress import progress
 from hvdlite.bench.timing import FEWEST_ROUNDS, MOST_ROUNDS, pin
+from hvdlite.errors import HvdliteError
+
+if TYPE_CHECKING:
+    from hvdlite.bench.saved import Json
 
 MODELS = ("mlp", "cnn", "transformer")  # here as well as in tasks.py, which imports torch
 GPU_MODELS = ("resnet50", "gpt2")
@@ -65,6 +70,7 @@ EXAMPLES = """examples:
   hvdliterun -H host1:1,host2:1 python -m hvdlite.bench compression --link "100 Mbit/s" --earlier fast.json
   hvdliterun -H host1:1,host2:1 python -m hvdlite.bench strategies --slow 1:4 --plot strategies.png
   python -m hvdlite.bench model --plot model.png
+  python -m hvdlite.bench draw out.json --plot out.png
 """
 
 
@@ -129,6 +135,9 @@ def parser() -> argparse.ArgumentParser:
     )
     prices = commands.add_parser("ops", help="every collective at 4 B, 4 KiB and 1 MiB, beside the bare mpi4py call")
     model = commands.add_parser("model", help="predicted times on large clusters (nothing is measured)")
+    draw = commands.add_parser("draw", help="draw the results that another benchmark's --json has written")
+    draw.add_argument("results", metavar="RESULTS", help="the JSON file")
+    draw.add_argument("--plot", metavar="PATH", required=True, help="the picture (PNG; needs matplotlib)")
     add_allreduce(reduce)
     add_step(step)
     fsdp.add_argument("--steps", type=int, metavar="N", help="timed steps per contender (default: 25 s of them)")
@@ -141,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--no-pin", dest="pin", action="store_false", help="let ranks move between cores")
     for command in (reduce, step, fsdp, memory, prices, overlap, lossy, together):
         command.add_argument("--json", metavar="PATH", help="write everything measured, and the machine's facts")
-    for command in (reduce, step, fsdp, model, lossy, together):
+    for command in (reduce, step, fsdp, memory, prices, overlap, model, lossy, together):
         command.add_argument("--plot", metavar="PATH", help="draw it (PNG; needs matplotlib)")
     return top
 
@@ -216,23 +225,6 @@ def add_strategies(parser: argparse.ArgumentParser) -> None:
     add("--compute", type=float, default=20.0, metavar="MS", help="sleep per update, as computation (default 20)")
 
 
-@contextmanager
-def progress(out: Console) -> Iterator[Callable[[int, int, str], None]]:
-    """A context with a `timing.Progress` that draws a bar on rank 0's terminal. It does nothing elsewhere."""
-    if hvd.rank() != 0 or not out.is_terminal:
-        yield lambda done, total, text: None
-        return
-    with Progress(console=out, transient=True) as bar:
-        task = bar.add_task("")
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
-
-
-def print_progress(done: int, total: int, text: str) -> None:
-    """A `timing.Progress` that prints a line on rank 0's stderr, for runs of many minutes under a launcher."""
-    if hvd.rank() == 0:
-        print(f"[{done}/{total}] {text}", file=sys.stderr, flush=True)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The results of one benchmark, ready to be shown.
@@ -241,29 +233,27 @@ class Outcome:
         name: The benchmark's name in the JSON file.
         show: Prints the results.
         content: The results for the JSON file.
-        draw: Draws the results: called as draw(path, caption). None: there is no picture.
     """
 
     name: str
     show: Callable[[Console], None]
-    content: report.Json
-    draw: Callable[[str, str], None] | None = None
+    content: Json
 
 
 def run_allreduce(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     on_gpu, sizes = args.device == "cuda", allreduce.sizes(args.min, args.max, args.step)
-    with progress(out) as show:
+    with progress() as show:
         field_of = (gpu.contenders if on_gpu else contenders)(args.algorithms, max(sizes), comm)
         if args.pin:
             pin(comm)
-        found = allreduce.sweep(comm, field_of, sizes, args.iters, args.seconds, show)
+        stages = len(sizes) + (not on_gpu)
+        found = allreduce.sweep(
+            comm, field_of, sizes, args.iters, args.seconds, lambda done, total, text: show(done, stages, text)
+        )
         if not on_gpu:
-            show(len(sizes), len(sizes), "one scalar")
+            show(len(sizes), stages, "one scalar")
             found = replace(found, latency=allreduce.scalar_latency(comm))
-    return Outcome(
-        "allreduce", lambda out: report.print_sweep(out, found), report.sweep_json(found),
-        lambda path, caption: plot.plot_sweep(path, found, caption),
-    )  # fmt: skip
+    return Outcome("allreduce", lambda out: report.print_sweep(out, found), report.sweep_json(found))
 
 
 def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
@@ -271,42 +261,34 @@ def run_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
         return run_keras_step(args, comm, out)
     from hvdlite.bench import step
 
-    with progress(out) as show:
+    with progress() as show:
         models = args.models or list(GPU_MODELS if args.device == "cuda" else MODELS)
         found = step.compare(comm, models, args.steps, args.pin, show, args.device)
-    return Outcome(
-        "step", lambda out: report.print_steps(out, found), report.steps_json(found),
-        lambda path, caption: plot.plot_steps(path, found, caption),
-    )  # fmt: skip
+    return Outcome("step", lambda out: report.print_steps(out, found), report.steps_json(found))
 
 
 def run_keras_step(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     from hvdlite.bench import keras_step
 
-    with progress(out) as show:
+    with progress() as show:
         found = keras_step.compare(comm, args.models or list(KERAS_MODELS), args.steps or 25, args.pin, show)
-    return Outcome(
-        "keras step", lambda out: report.print_keras_steps(out, found), {"rows": [asdict(row) for row in found]},
-        lambda path, caption: out.print("no plot for --framework keras"),
-    )  # fmt: skip
+    rows = [asdict(row) for row in found]
+    return Outcome("keras step", lambda out: report.print_keras_steps(out, found), {"rows": rows})
 
 
 def run_fsdp(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     from hvdlite.bench import fsdp
 
-    with progress(out) as show:
+    with progress() as show:
         found = fsdp.compare(comm, args.steps, args.pin, show)
-    return Outcome(
-        "fsdp", lambda out: report.print_fsdp(out, found), report.steps_json([found]),
-        lambda path, caption: plot.plot_steps(path, [found], caption),
-    )  # fmt: skip
+    return Outcome("fsdp", lambda out: report.print_fsdp(out, found), report.steps_json([found]))
 
 
 def run_memory(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     from hvdlite.bench import memory
 
     course = memory.Course(list(dict.fromkeys(args.contenders)), args.turns, args.steps, args.small, args.fused)
-    with progress(out) as show:
+    with progress() as show:
         found = memory.compare(comm, course, args.pin, show)
     return Outcome("memory", lambda out: report.print_memory(out, found), asdict(found))
 
@@ -314,7 +296,7 @@ def run_memory(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcom
 def run_overlap(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
     from hvdlite.bench import overlap
 
-    with progress(out) as show:
+    with progress() as show:
         found = overlap.compare(comm, args.models or list(MODELS), args.steps, args.backward, show)
     return Outcome("overlap", lambda out: report.print_overlap(out, found), report.overlap_json(found))
 
@@ -324,11 +306,10 @@ def run_compression(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> O
 
     earlier = compression.load(args.earlier) if args.earlier else {}
     course = compression.Course(args.problems, args.compressors, args.seeds, args.steps, args.timed, args.link, earlier)
-    rows = [*compression.compare(comm, course, print_progress).values()]
-    return Outcome(
-        "compression", lambda out: report.print_compression(out, rows), {"rows": [asdict(row) for row in rows]},
-        lambda path, caption: plot.plot_compression(path, rows, caption),
-    )  # fmt: skip
+    with progress() as show:
+        rows = [*compression.compare(comm, course, show).values()]
+    content = [asdict(row) for row in rows]
+    return Outcome("compression", lambda out: report.print_compression(out, rows), {"rows": content})
 
 
 def run_strategies(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
@@ -338,15 +319,14 @@ def run_strategies(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Ou
     course = strategies.Course(
         args.problem, args.strategies, args.seeds, args.steps, args.compute / 1e3, args.slow, args.link, earlier
     )
-    rows = [*strategies.compare(comm, course, print_progress).values()]
-    return Outcome(
-        "strategies", lambda out: report.print_strategies(out, rows), {"rows": [asdict(row) for row in rows]},
-        lambda path, caption: plot.plot_strategies(path, rows, caption),
-    )  # fmt: skip
+    with progress() as show:
+        rows = [*strategies.compare(comm, course, show).values()]
+    content = [asdict(row) for row in rows]
+    return Outcome("strategies", lambda out: report.print_strategies(out, rows), {"rows": content})
 
 
 def run_ops(args: argparse.Namespace, comm: MPI.Comm, out: Console) -> Outcome:
-    with progress(out) as show:
+    with progress() as show:
         found = collectives.measure(comm, args.seconds, args.pin, show)
     return Outcome("ops", lambda out: report.print_prices(out, found), report.prices_json(found))
 
@@ -360,7 +340,7 @@ def run_model(args: argparse.Namespace, out: Console) -> None:
 
 def picture(args: argparse.Namespace, out: Console, draw: Callable[[str], None]) -> None:
     """Draw a picture if the user asked for one. Without matplotlib, print a message instead."""
-    if args.plot and plot.available():
+    if args.plot and style.available():
         draw(args.plot)
     elif args.plot:
         out.print('no plot: matplotlib is not installed: pip install matplotlib (the extra "bench")')
@@ -368,15 +348,25 @@ def picture(args: argparse.Namespace, out: Console, draw: Callable[[str], None])
 
 def finish(args: argparse.Namespace, comm: MPI.Comm, out: Console, outcome: Outcome) -> None:
     """On rank 0, print the results and the machine's facts, and write the files that the user asked for. Collective."""
-    machine, draw = report.machine(comm), outcome.draw
+    machine = report.machine(comm)
     if hvd.rank() != 0:
         return
     outcome.show(out)
     out.print(machine.line, highlight=False, style="dim")
+    content = {"benchmark": outcome.name, "machine": asdict(machine), **outcome.content}
     if args.json:
-        report.save_json(args.json, {"benchmark": outcome.name, "machine": asdict(machine), **outcome.content})
-    if draw is not None:
-        picture(args, out, lambda path: draw(path, machine.line))
+        saved.write(args.json, content)
+    picture(args, out, lambda path: drawing.draw(content, path))
+
+
+def run_draw(args: argparse.Namespace, out: Console) -> int:
+    """Draw saved results; returns the exit code."""
+    try:
+        picture(args, out, lambda path: drawing.draw(saved.content_of(args.results), path))
+    except HvdliteError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0 if style.available() else 1
 
 
 def main() -> int:
@@ -391,6 +381,8 @@ def main() -> int:
     if args.command == "model":
         run_model(args, report.console())
         return 0
+    if args.command == "draw":
+        return run_draw(args, report.console())
     hvd.init()
     if hvd.size() < 2:
         print("The benchmarks need at least two ranks: hvdliterun -np 2 python -m hvdlite.bench ...", file=sys.stderr)

@@ -18,7 +18,7 @@ from hvdlite import ops
 from hvdlite.arrays import is_host, module
 from hvdlite.bench.contenders import ITEM, Contender, Trial
 from hvdlite.bench.network import most_sent
-from hvdlite.bench.timing import Action, Progress, interleaved, rounds_for
+from hvdlite.bench.timing import Action, Progress, Quartiles, interleaved, rounds_for
 from hvdlite.errors import HvdliteError
 from hvdlite.gpu_streams import on_host
 from hvdlite.job import runtime
@@ -39,6 +39,7 @@ class Row:
         seconds: Median seconds of each contender, by key.
         crowded: As in `timing.Timing`.
         sent: On several hosts, the bytes that the busiest host sent per call, by contender.
+        spread: The quartiles of the seconds, by contender.
     """
 
     nbytes: int
@@ -47,6 +48,7 @@ class Row:
     seconds: dict[str, float]
     crowded: float
     sent: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, Quartiles] = field(default_factory=dict)
 
     def algbw(self, key: str) -> float:
         """GB/s for the caller: bytes over time."""
@@ -129,7 +131,7 @@ def measure(comm: MPI.Comm, field_of: Sequence[Contender], nbytes: int, rounds: 
     sent = {}
     if not runtime.current().topology.one_host:
         sent = {key: most_sent(comm, action, calls) for key, action in actions.items()}
-    return Row(nbytes, count, rounds, timing.seconds, timing.crowded, sent)
+    return Row(nbytes, count, rounds, timing.seconds, timing.crowded, sent, timing.spread)
 
 
 def backward(trials: Mapping[str, Trial], count: int) -> dict[str, Callable[[], None]]:

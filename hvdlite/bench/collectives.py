@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from mpi4py import MPI
 import hvdlite as hvd
 from hvdlite import ops
 from hvdlite.arrays import Array
-from hvdlite.bench.timing import Action, Progress, interleaved, pin, rounds_for
+from hvdlite.bench.timing import Action, Progress, Quartiles, interleaved, pin, rounds_for
 
 SIZES = (4, 4096, 1 << 20)
 CALLS = 10
@@ -37,12 +37,14 @@ class Price:
         nbytes: The size of each rank's argument.
         seconds: Median seconds of hvdlite's call.
         bare: Median seconds of mpi4py's call; None: there is none.
+        spread: The quartiles of the seconds of "hvdlite" and "mpi4py".
     """
 
     name: str
     nbytes: int
     seconds: float
     bare: float | None
+    spread: dict[str, Quartiles] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
@@ -72,17 +74,15 @@ def measure(comm: MPI.Comm, seconds: float, pinned: bool, progress: Progress) ->
     if pinned:
         pin(comm)
     prices, crowded = [], 0.0
-    names = list(pairs(comm, ITEM.itemsize))
-    for done, nbytes in enumerate(SIZES):
-        for step, (name, (ours, bare)) in enumerate(pairs(comm, nbytes).items()):
-            progress(done * len(names) + step, len(SIZES) * len(names), f"{name}, {nbytes} bytes")
-            actions = {"hvdlite": ours, "mpi4py": bare}
-            timing = interleaved(actions, comm, rounds_for(actions, comm, seconds, CALLS), CALLS)
-            prices.append(Price(name, nbytes, timing.seconds["hvdlite"], timing.seconds["mpi4py"]))
-            crowded = max(crowded, timing.crowded)
-    actions = {"barrier": hvd.barrier, "MPI": comm.Barrier}
-    timing = interleaved(actions, comm, rounds_for(actions, comm, seconds, CALLS), CALLS)
-    prices.append(Price("barrier", 0, timing.seconds["barrier"], timing.seconds["MPI"]))
+    calls = [(name, nbytes, pair) for nbytes in SIZES for name, pair in pairs(comm, nbytes).items()]
+    calls.append(("barrier", 0, (hvd.barrier, comm.Barrier)))
+    for done, (name, nbytes, (ours, bare)) in enumerate(calls):
+        progress(done, len(calls) + 1, f"{name}, {nbytes} bytes")
+        actions = {"hvdlite": ours, "mpi4py": bare}
+        timing = interleaved(actions, comm, rounds_for(actions, comm, seconds, CALLS), CALLS)
+        prices.append(Price(name, nbytes, timing.seconds["hvdlite"], timing.seconds["mpi4py"], timing.spread))
+        crowded = max(crowded, timing.crowded)
+    progress(len(calls), len(calls) + 1, f"{IN_FLIGHT} calls in flight")
     return PriceList([*prices, *reordering(comm, seconds)], crowded)
 
 
@@ -137,5 +137,7 @@ def reordering(comm: MPI.Comm, seconds: float) -> list[Price]:
         submit(own.sample(items, IN_FLIGHT))
 
     actions: dict[str, Action] = {"ordered": lambda: submit(items), "shuffled": shuffled}
-    found = interleaved(actions, comm, rounds_for(actions, comm, seconds, CALLS), CALLS).seconds
-    return [Price(f"{IN_FLIGHT} {name}", 4, found[name], None) for name in actions]
+    found = interleaved(actions, comm, rounds_for(actions, comm, seconds, CALLS), CALLS)
+    return [
+        Price(f"{IN_FLIGHT} {name}", 4, found.seconds[name], None, {"hvdlite": found.spread[name]}) for name in actions
+    ]

@@ -15,14 +15,13 @@ are those that the busiest host's interfaces sent, with headers and acknowledgem
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean
-from typing import TypeAlias, TypedDict
+from typing import NotRequired, TypeAlias, TypedDict
 
+import numpy as np
 import torch
 from mpi4py import MPI
 from torch import nn
@@ -30,10 +29,11 @@ from torch import nn
 import hvdlite.torch as hvd
 from hvdlite.bench.network import most_sent
 from hvdlite.bench.problems import PROBLEMS, Batch, Problem
+from hvdlite.bench.saved import content_of, rows_of
 from hvdlite.bench.step import stepper
-from hvdlite.bench.timing import Action, Progress, interleaved
+from hvdlite.bench.style import Band
+from hvdlite.bench.timing import Action, Progress, Quartiles, interleaved, quartiles
 from hvdlite.compression.powersgd import PowerSGD
-from hvdlite.errors import HvdliteError
 from hvdlite.gradients.compression import Compressor, Lossy, lossy_of
 from hvdlite.gradients.reducer import Reducer
 from hvdlite.gradients.traffic import traffic_of
@@ -94,11 +94,13 @@ class Speed:
         seconds: Median seconds per step of the slowest rank.
         wire: Bytes that the busiest host sent per step; 0 on one host.
         gradients: Bytes of gradients that the busiest rank sends to other hosts per step, without headers.
+        spread: The quartiles of the seconds per step; None: an older version has measured them.
     """
 
     seconds: float
     wire: float
     gradients: float
+    spread: Quartiles | None = None
 
 
 @dataclass(frozen=True)
@@ -122,21 +124,50 @@ class Row:
         """The mean of the seeds."""
         return mean(curve.accuracy for curve in self.curves)
 
+    @property
+    def title(self) -> str:
+        """The compressor in tables."""
+        return COMPRESSORS[self.compressor][0]
+
+    @property
+    def curve(self) -> tuple[list[int], list[float], Band]:
+        """The steps, the mean losses of the seeds, and their quartiles."""
+        losses = list(zip(*(curve.losses for curve in self.curves), strict=True))
+        low, high = zip(*map(quartiles, losses), strict=True)
+        return self.curves[0].steps, [mean(each) for each in losses], (low, high)
+
     def steps_to_target(self, plain: Row) -> list[float]:
         """For each seed that reaches the loss of the same seed without compression, the steps until there."""
         found = (mine.reaches(theirs.target) for mine, theirs in zip(self.curves, plain.curves, strict=True))
         return [steps for steps in found if steps is not None]
 
     def seconds_to_target(self, plain: Row, link: str) -> float | None:
-        """The mean of the seeds on one network; None if a seed does not reach its target.
+        """The mean of the seeds on one network; None if a seed does not reach its target."""
+        seconds = self.seconds_of_seeds(plain, link)
+        return mean(seconds) if len(seconds) == len(self.curves) else None
+
+    def seconds_of_seeds(self, plain: Row, link: str) -> list[float]:
+        """For each seed that reaches its target, the seconds until there on one network.
 
         The first steps of PowerSGD are exact, and take as long as those without compression.
         """
-        steps, how = self.steps_to_target(plain), lossy_of(COMPRESSORS[self.compressor][1])
-        if len(steps) < len(self.curves):
+        how = lossy_of(COMPRESSORS[self.compressor][1])
+        first, slow, fast = how.start_step if isinstance(how, PowerSGD) else 0, plain.speeds[link], self.speeds[link]
+        exact = [min(steps, first) for steps in self.steps_to_target(plain)]
+        every = zip(self.steps_to_target(plain), exact, strict=True)
+        return [its * slow.seconds + (steps - its) * fast.seconds for steps, its in every]
+
+    def faster(self, plain: Row, link: str) -> tuple[float, Quartiles] | None:
+        """How many times as fast as without compression the target is reached on one network.
+
+        Returns:
+            The ratio of the seeds' means, and the quartiles of the seeds' own ratios. None: a seed does not reach its
+            target, or there are no times on this network.
+        """
+        if link not in self.speeds or len(self.steps_to_target(plain)) < len(self.curves):
             return None
-        exact = min(mean(steps), how.start_step if isinstance(how, PowerSGD) else 0)
-        return exact * plain.speeds[link].seconds + (mean(steps) - exact) * self.speeds[link].seconds
+        theirs, mine = plain.seconds_of_seeds(plain, link), self.seconds_of_seeds(plain, link)
+        return mean(theirs) / mean(mine), quartiles(np.divide(theirs, mine))
 
 
 class CurveJson(TypedDict):
@@ -145,6 +176,15 @@ class CurveJson(TypedDict):
     steps: list[int]
     losses: list[float]
     accuracy: float
+
+
+class SpeedJson(TypedDict):
+    """A `Speed` in a JSON file."""
+
+    seconds: float
+    wire: float
+    gradients: float
+    spread: NotRequired[Quartiles]
 
 
 Rows: TypeAlias = dict[tuple[str, str], Row]
@@ -193,17 +233,18 @@ def compare(comm: MPI.Comm, course: Course, progress: Progress) -> Rows:
     torch.set_num_threads(1)
     rows, done = dict(course.earlier), 0
     keys = list(dict.fromkeys((PLAIN, *course.compressors)))
-    every = len(course.problems) * (len(keys) * course.seeds + 1)
+    missing = [(name, key) for name in course.problems for key in keys if (name, key) not in rows]
+    every = len(missing) * course.seeds + len(course.problems)
     for name in course.problems:
         problem = PROBLEMS[name]()
         for key in keys:
-            if (name, key) not in rows:
+            if (name, key) in missing:
                 curves = []
                 for seed in range(course.seeds):
-                    progress(done + seed, every, f"{problem.name}: {COMPRESSORS[key][0]}, seed {seed}")
+                    progress(done, every, f"{problem.name}: {COMPRESSORS[key][0]}, seed {seed}")
                     curves.append(trained(problem, key, seed, comm, course.steps or problem.steps))
+                    done += 1
                 rows[name, key] = Row(name, key, curves)
-            done += course.seeds
         progress(done, every, f"{problem.name}: seconds per step, {course.link}")
         for key, speed in speeds(problem, keys, comm, course.timed).items():
             rows[name, key].speeds[course.link] = speed
@@ -305,7 +346,7 @@ def speeds(problem: Problem, keys: Iterable[str], comm: MPI.Comm, timed: int) ->
         before = compressed_bytes(reducer)
         wire = most_sent(comm, action, COUNTED)
         gradients = traffic_of(reducer).exact + (compressed_bytes(reducer) - before) / COUNTED
-        found[key] = Speed(timing.seconds[key], wire, comm.allreduce(gradients, MPI.MAX))
+        found[key] = Speed(timing.seconds[key], wire, comm.allreduce(gradients, MPI.MAX), timing.spread[key])
     return found
 
 
@@ -340,12 +381,9 @@ def load(path: str) -> Rows:
     Raises:
         HvdliteError: The file has no such results.
     """
-    try:
-        return {(row["problem"], row["compressor"]): read(**row) for row in json.loads(Path(path).read_text())["rows"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HvdliteError(f"--earlier {path}: these are no results of the compression benchmark ({error})") from error
+    return {(row.problem, row.compressor): row for row in rows_of(content_of(path), "compression", read)}
 
 
-def read(problem: str, compressor: str, curves: list[CurveJson], speeds: dict[str, dict[str, float]]) -> Row:
+def read(problem: str, compressor: str, curves: list[CurveJson], speeds: dict[str, SpeedJson]) -> Row:
     """Make a row from its content in a JSON file."""
     return Row(problem, compressor, [Curve(**each) for each in curves], {at: Speed(**speeds[at]) for at in speeds})

@@ -54,7 +54,7 @@ def compare(comm: MPI.Comm, steps: int | None, pinned: bool, progress: Progress)
     start_gloo()
     if pinned:
         pin(comm)
-    progress(0, 1, TASK.name)
+    progress(0, 1, f"{TASK.name}: {f'{steps} steps' if steps else f'{SECONDS:.0f} s'} of each contender")
     ours = dist.new_group(backend="hvdlite")
     alone, _ = dist.new_subgroups(1)  # type: ignore[no-untyped-call]
     models = {
@@ -76,7 +76,10 @@ def compare(comm: MPI.Comm, steps: int | None, pinned: bool, progress: Progress)
     lengths = [parameter.numel() for parameter in models["whole"].parameters()]
     more = {key: (timing.rounds[key] - timing.rounds["none"]).reshape(-1) for key in ("hvdlite", "gloo")}
     times, ratio, likely = compared(more, "gloo")
-    return Result(TASK.name, sum(lengths), len(lengths), steps, timing.seconds, times, ratio, likely, timing.crowded)
+    return Result(
+        TASK.name, sum(lengths), len(lengths), steps, timing.seconds, times, ratio, likely, timing.crowded,
+        timing.spread,
+    )  # fmt: skip
 
 
 def sharded(group: dist.ProcessGroup | None) -> nn.Module:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import keras
 import numpy as np
@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 import hvdlite.keras as hvd
 from hvdlite.bench import step
-from hvdlite.bench.timing import Progress, pin, slowest_of
+from hvdlite.bench.timing import Floats, Progress, Quartiles, pin, quartiles, slowest_of
 from hvdlite.errors import HvdliteError
 
 TURN = 6  # steps per turn; the first does not count, since fit prepares its data
@@ -44,12 +44,14 @@ class Result:
         parameters: The number of its parameters.
         seconds: Median seconds per step under fit, by copy: 'none', 'hvdlite'.
         torch_overhead: hvdlite's overhead in PyTorch, in seconds per step, for a model with as many parameters.
+        spread: The quartiles of the seconds, by copy.
     """
 
     name: str
     parameters: int
     seconds: dict[str, float]
     torch_overhead: float
+    spread: dict[str, Quartiles] = field(default_factory=dict)
 
     @property
     def overhead(self) -> float:
@@ -112,17 +114,22 @@ def compare(comm: MPI.Comm, names: Sequence[str], steps: int, pinned: bool, prog
     tf.config.threading.set_inter_op_parallelism_threads(1)
     found = {}
     for done, name in enumerate(names):
-        progress(done, 2 * len(names), name)
+        progress(done, 2 * len(names), f"{name} under fit")
         found[name] = run(TASKS[name], comm, steps)
-    beside = step.compare(comm, names, steps, pinned, lambda done, total, text: progress(total + done, 2 * total, text))
-    return [
-        Result(TASKS[name].name, *found[name], torch_overhead=torch.overhead["hvdlite"])
-        for name, torch in zip(names, beside, strict=True)
-    ]
+    beside = step.compare(
+        comm, names, steps, pinned, lambda done, total, text: progress(total + done, 2 * total, f"{text} in PyTorch")
+    )
+    results = []
+    for name, torch in zip(names, beside, strict=True):
+        parameters, times = found[name]
+        seconds = {key: float(np.median(its)) for key, its in times.items()}
+        spread = {key: quartiles(its) for key, its in times.items()}
+        results.append(Result(TASKS[name].name, parameters, seconds, torch.overhead["hvdlite"], spread))
+    return results
 
 
-def run(task: Task, comm: MPI.Comm, steps: int) -> tuple[int, dict[str, float]]:
-    """Train the two copies in turns. Returns the number of parameters, and seconds per step by copy."""
+def run(task: Task, comm: MPI.Comm, steps: int) -> tuple[int, dict[str, Floats]]:
+    """Train the two copies in turns. Returns the number of parameters, and the seconds of all steps by copy."""
     rng = np.random.default_rng(hvd.rank())
     x = rng.normal(size=(TURN * task.batch[0], *task.batch[1:])).astype("float32")
     y = rng.integers(0, 10, len(x))
@@ -142,8 +149,7 @@ def run(task: Task, comm: MPI.Comm, steps: int) -> tuple[int, dict[str, float]]:
             clock = clocks[key] if turn else Clock()  # the first turn warms up
             models[key].fit(x, y, batch_size=task.batch[0], shuffle=False, verbose=0, callbacks=[clock])
     same_weights(task.name, models["hvdlite"], comm)
-    seconds = {key: float(np.median(slowest_of(comm, clock.seconds))) for key, clock in clocks.items()}
-    return models["none"].count_params(), seconds
+    return models["none"].count_params(), {key: slowest_of(comm, clock.seconds) for key, clock in clocks.items()}
 
 
 def same_weights(name: str, model: keras.Model, comm: MPI.Comm) -> None:

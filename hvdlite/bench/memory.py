@@ -17,7 +17,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvdlite.torch as hvd
 from hvdlite.bench.contenders import start_gloo
 from hvdlite.bench.step import Weights, same_weights
-from hvdlite.bench.timing import LIBC, Floats, Progress, crowding, pin, slowest_of
+from hvdlite.bench.timing import LIBC, Floats, Progress, Quartiles, crowding, pin, quartiles, slowest_of
 from hvdlite.system.process_memory import data_bytes, reset_peak, resident_bytes
 
 WARM_UP = 2  # steps of a turn; the first makes the state
@@ -90,6 +90,7 @@ class Row:
         step: Median seconds of optimizer.step().
         ratios: By "step()" and "both" (backward and step()), and the other's key: the time in units of another
             contender's in the same round; of all rounds the lowest, the median and the highest.
+        spread: The quartiles of the seconds of "backward" and "step", over all timed steps.
     """
 
     title: str
@@ -99,6 +100,7 @@ class Row:
     backward: float
     step: float
     ratios: dict[str, dict[str, tuple[float, float, float]]]
+    spread: dict[str, Quartiles] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ def compare(comm: MPI.Comm, course: Course, pinned: bool, progress: Progress) ->
     gc.freeze()  # the libraries' objects: collections are shorter without them
     order, shuffled, total = list(course.keys), random.Random(0), len(course.keys) * (course.turns + 1)
     for done, key in enumerate(order):  # libraries, threads and communicators that stay: not a contender's memory
-        progress(done, total, "warm-up")
+        progress(done, total, f"{CONTENDERS[key].title}: warm-up")
         turn(CONTENDERS[key], partial(model_of, TINY, number), adam, comm, 1)
     turns: dict[str, list[Turn]] = {key: [] for key in course.keys}
     cores = []
@@ -342,13 +344,15 @@ def rows(comm: MPI.Comm, turns: dict[str, list[Turn]]) -> dict[str, Row]:
     for key, its in turns.items():
         mine = [int(np.median([getattr(each, what) for each in its])) for what in ("state", "memory", "peak")]
         state, memory, peak = (list(each) for each in zip(*comm.allgather(mine), strict=True))
-        backward, step = np.median(np.concatenate([each.times for each in its]), axis=0).tolist()
+        times = np.concatenate([each.times for each in its])
+        backward, step = np.median(times, axis=0).tolist()
+        spread = {"backward": quartiles(times[:, 0]), "step": quartiles(times[:, 1])}
         others = {other: turns[other] for other in AGAINST if other in turns and other != key}
         ratios = {
             what: {other: compared(its, theirs, parts) for other, theirs in others.items()}
             for what, parts in (("step()", [1]), ("both", [0, 1]))
         }
-        found[key] = Row(CONTENDERS[key].title, state, memory, peak, backward, step, ratios)
+        found[key] = Row(CONTENDERS[key].title, state, memory, peak, backward, step, ratios, spread)
     return found
 
 

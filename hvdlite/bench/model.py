@@ -115,19 +115,41 @@ def print_model(out: Console) -> None:
 
 def plot_model(path: str) -> None:
     """Plot the predicted time of one bucket against the number of ranks, with a panel for each cluster."""
-    from hvdlite.bench.plot import canvas
+    from hvdlite.bench import style
 
     nbytes = 25 << 20
-    figure, panels = canvas(len(CLUSTERS))
-    for axis, cluster in zip(panels, CLUSTERS, strict=True):
-        for algorithm, title in SHOWN.items():
-            axis.plot(RANKS, [predict(cluster, algorithm, nbytes, r) * 1e3 for r in RANKS], marker="o", label=title)
-        floor = [2 * nbytes * (1 - LOCAL / r) / cluster.network * 1e3 for r in RANKS[1:]]
-        axis.plot(RANKS[1:], floor, "k:", label="bytes alone, 2S(h-1)/h")
-        axis.set(xscale="log", yscale="log", xlabel=f"ranks, {LOCAL} per host", ylabel="ms", title=cluster.name)
-        axis.set_xticks(RANKS, [str(ranks) for ranks in RANKS], rotation=30)
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    panels[0].legend()
-    figure.suptitle(f"All-reduce of a {nbytes >> 20} MiB bucket: predicted by a model, not measured", fontsize=10)
-    figure.savefig(path, dpi=100)
+    looks = {
+        "ring": style.Look(style.ORANGE, marker="s"),
+        "halving_doubling": style.Look(style.GREEN, marker="^"),
+        "hierarchical": style.HVDLITE,
+    }
+    figure, panels = style.canvas(len(CLUSTERS), size=(4.6, 3.6), share="xy")
+    every = []
+    for axes, cluster in zip(panels, CLUSTERS, strict=True):
+        lines = [
+            style.Line(
+                title.replace("hier", "hvdlite: hier"),
+                looks[algorithm],
+                RANKS,
+                [predict(cluster, algorithm, nbytes, r) for r in RANKS],
+            )
+            for algorithm, title in SHOWN.items()
+        ]
+        floor = [2 * nbytes * (1 - LOCAL / r) / cluster.network for r in RANKS[1:]]
+        lines.append(style.Line("the bytes alone", style.Look(style.GREY, ":"), RANKS[1:], floor))
+        style.draw_lines(axes, lines)
+        axes.set(xscale="log", yscale="log")
+        style.describe(axes, cluster.name, f"ranks, {LOCAL} on each host")
+        axes.set_xticks(RANKS[::3], [str(ranks) for ranks in RANKS[::3]])
+        axes.minorticks_off()
+        style.in_seconds(axes, "y")
+        every.append(lines)
+    for axes, lines in zip(panels, every, strict=True):
+        style.label_ends(figure, axes, lines)
+    latencies = ", ".join(f"{cluster.latency * 1e6:.0f}" for cluster in CLUSTERS)
+    title = f"Predicted time of an all-reduce of {nbytes >> 20} MiB (lower is better)"
+    note = (
+        f"A model's prediction, not a measurement: a message takes {latencies} µs and the time of its bytes; there "
+        "is no congestion and no other job. hvdlite chooses the hierarchical algorithm."
+    )
+    style.save(figure, path, title, note)

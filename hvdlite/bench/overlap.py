@@ -219,7 +219,7 @@ def compare(comm: MPI.Comm, names: Sequence[str], steps: int, multiple: float, p
         names: The tasks, of `tasks.TASKS`.
         steps: Timed steps per copy.
         multiple: The batch is enlarged until backward takes so many times the communication.
-        progress: Called before each task.
+        progress: Called before each row.
 
     Returns:
         Three results for each task, equal on all ranks.
@@ -230,11 +230,12 @@ def compare(comm: MPI.Comm, names: Sequence[str], steps: int, multiple: float, p
     torch.set_num_threads(1)
     results = []
     for done, name in enumerate(names):
-        progress(done, len(names), name)
         task = TASKS[name]
+        progress(3 * done, 3 * len(names), task.name)
         results.append(measure(task, comm, steps, multiple))
-        batch = task.batch(task.count)
-        asleep = elsewhere(task, arrivals(copy_of(task), comm, batch, TRIAL))
+        asleep = elsewhere(task, arrivals(copy_of(task), comm, task.batch(task.count), TRIAL))
         alone = replace(task if comm.Get_rank() == 0 else asleep, name=f"{task.name}, rank 0 alone")
-        results += [measure(each, comm, steps, multiple) for each in (alone, asleep)]
+        for part, each in enumerate((alone, asleep), 1):
+            progress(3 * done + part, 3 * len(names), each.name)
+            results.append(measure(each, comm, steps, multiple))
     return results

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import sys
@@ -12,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 from rich import box
@@ -22,6 +21,7 @@ from rich.table import Table
 from hvdlite.bench.allreduce import Row, Sweep, one_line, readable
 from hvdlite.bench.collectives import IN_FLIGHT, SIZES, Price, PriceList
 from hvdlite.bench.network import least_bytes
+from hvdlite.bench.saved import Json
 
 if TYPE_CHECKING:
     from hvdlite.bench.compression import Row as CompressionRow
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from hvdlite.bench.strategies import Row as StrategyRow
 
 WIDTH = 120
-Json: TypeAlias = dict[str, object]
-"""The content of a JSON file."""
 CROWDED = 0.05
 
 
@@ -79,6 +77,14 @@ class Machine:
         versions = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return f"{self.ranks} ranks on {self.hosts} host(s) with {self.cores} cores ({self.cpu}); " \
                f"{self.mpi}; Python {self.python}, {versions}"  # fmt: skip
+
+    @property
+    def short(self) -> str:
+        """What matters most, for a figure."""
+        known = [f"{name} {self.versions[name]}" for name in ("hvdlite", "torch") if name in self.versions]
+        cpu = self.cpu.replace("(R)", "").replace("(TM)", "")
+        where = f"{self.ranks} ranks, {self.hosts} host{'s' * (self.hosts > 1)}, {self.cores} cores ({cpu})"
+        return " | ".join((where, *known, self.mpi.partition(",")[0], self.date[:10]))
 
 
 def machine(comm: MPI.Comm) -> Machine:
@@ -441,8 +447,3 @@ def price_cells(price: Price) -> tuple[str, str, str]:
 def prices_json(found: PriceList) -> Json:
     rows = [asdict(price) | {"ratio": price.ratio} for price in found.prices]
     return {"rows": rows}
-
-
-def save_json(path: str, content: Json) -> None:
-    """Write a JSON file."""
-    Path(path).write_text(json.dumps(content, indent=1) + "\n")

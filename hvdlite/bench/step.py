@@ -9,7 +9,7 @@ data and plain SGD. Afterwards the weights of hvdlite and each DDP must agree.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvdlite.torch as hvd
 from hvdlite.bench.contenders import start_gloo
 from hvdlite.bench.tasks import TASKS, Task, copy_of
-from hvdlite.bench.timing import Action, Floats, Progress, interleaved, pin, rounds_for
+from hvdlite.bench.timing import Action, Floats, Progress, Quartiles, interleaved, pin, rounds_for
 from hvdlite.errors import HvdliteError
 
 WARM_UP = 4  # steps: DDP rebuilds its buckets after the first
@@ -46,6 +46,7 @@ class Result:
         ratio: hvdlite's overhead in units of gloo's (with DDP, or with FSDP).
         likely: The 90 % interval of the ratio, from the steps' scatter (by bootstrap).
         crowded: As in `timing.Timing`.
+        spread: The quartiles of the seconds, by copy.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Result:
     ratio: float
     likely: tuple[float, float]
     crowded: float
+    spread: dict[str, Quartiles] = field(default_factory=dict)
 
 
 def compare(
@@ -112,7 +114,10 @@ def run(task: Task, comm: MPI.Comm, steps: int | None, device: str) -> Result:
     lengths = [p.numel() for p in copies["none"].parameters()]
     more = {key: (timing.rounds[key] - timing.rounds["none"]).reshape(-1) for key in copies if key != "none"}
     overhead, ratio, likely = compared(more, "ddp")
-    return Result(task.name, sum(lengths), len(lengths), steps, timing.seconds, overhead, ratio, likely, timing.crowded)
+    return Result(
+        task.name, sum(lengths), len(lengths), steps, timing.seconds, overhead, ratio, likely, timing.crowded,
+        timing.spread,
+    )  # fmt: skip
 
 
 def compared(more: dict[str, Floats], other: str) -> tuple[dict[str, float], float, tuple[float, float]]:

@@ -17,11 +17,9 @@ are computed from averages of the ranks' last copies.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, median
 from typing import TypeAlias, TypedDict
 
@@ -34,8 +32,10 @@ import hvdlite.torch as hvd
 from hvdlite.bench.compression import MOMENTUM, crossing, rate, tested
 from hvdlite.bench.network import bytes_sent
 from hvdlite.bench.problems import PROBLEMS, Problem
+from hvdlite.bench.saved import content_of, rows_of
 from hvdlite.bench.step import stepper
-from hvdlite.bench.timing import Floats, Progress
+from hvdlite.bench.style import Band
+from hvdlite.bench.timing import Floats, Progress, quartiles
 from hvdlite.errors import HvdliteError
 from hvdlite.strategies import Strategy
 
@@ -46,7 +46,7 @@ STRATEGIES: dict[str, tuple[str, Strategy | None]] = {
     "diloco": ("DiLoCo, every 8", hvd.DiLoCo(8, hvd.OuterSGD(0.7, 0.5))),  # 0.9 is for rarer outer steps: it overshoots
     "ring": ("D-PSGD, ring", hvd.Neighbors(hvd.RingGraph)),
     "one_peer": ("D-PSGD, one peer", hvd.Neighbors(hvd.OnePeerExponential())),
-    "age": ("staleness, age 4", hvd.BoundedStaleness(age=4)),
+    "age": ("bounded staleness, age 4", hvd.BoundedStaleness(age=4)),
 }
 """The title in tables, and the strategy, by name."""
 WITHOUT_WAITING = ("age",)
@@ -117,8 +117,14 @@ class Row:
     @property
     def losses(self) -> list[float]:
         """The mean losses of the seeds; each is the median of itself and its nearest NEAR on both sides."""
-        means = [fmean(each) for each in zip(*(run.losses for run in self.runs), strict=True)]
-        return [median(means[max(0, place - NEAR) : place + NEAR + 1]) for place in range(len(means))]
+        return smooth([fmean(each) for each in zip(*(run.losses for run in self.runs), strict=True)])
+
+    @property
+    def band(self) -> Band:
+        """The quartiles of the seeds' own losses, each of them smoothed like `losses`."""
+        every = zip(*(smooth(run.losses) for run in self.runs), strict=True)
+        low, high = zip(*map(quartiles, every), strict=True)
+        return low, high
 
     @property
     def target(self) -> float:
@@ -128,6 +134,11 @@ class Row:
     def time_to(self, target: float) -> float | None:
         """The first time at which the loss is the target, by linear interpolation; None if it never is."""
         return crossing(self.seconds, self.losses, target)
+
+
+def smooth(losses: Sequence[float]) -> list[float]:
+    """Each loss becomes the median of itself and its nearest NEAR on both sides."""
+    return [median(losses[max(0, place - NEAR) : place + NEAR + 1]) for place in range(len(losses))]
 
 
 Rows: TypeAlias = dict[tuple[str, str], Row]
@@ -171,7 +182,7 @@ class Course:
     @property
     def condition(self) -> str:
         """The network and the slow rank, in words."""
-        return f"{self.link}; rank {self.slow[0]} {self.slow[1]:g} times slower" if self.slow else self.link
+        return f"{self.link}, rank {self.slow[0]} computes {self.slow[1]:g} times as long" if self.slow else self.link
 
     def slowness(self, rank: int) -> float:
         """How many times as long as the others a rank computes."""
@@ -312,10 +323,7 @@ def load(path: str) -> Rows:
     Raises:
         HvdliteError: The file has no such results.
     """
-    try:
-        return {(row["condition"], row["strategy"]): read(**row) for row in json.loads(Path(path).read_text())["rows"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HvdliteError(f"--earlier {path}: these are no results of the strategies benchmark ({error})") from error
+    return {(row.condition, row.strategy): row for row in rows_of(content_of(path), "strategies", read)}
 
 
 def read(condition: str, strategy: str, runs: list[RunJson]) -> Row:

@@ -26,6 +26,8 @@ Action: TypeAlias = Callable[[], object]
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Shows how far a benchmark has come: called as progress(done, total, text)."""
 Floats: TypeAlias = npt.NDArray[np.float64]
+Quartiles: TypeAlias = tuple[float, float]
+"""The lower and the upper quartile of times: half of them lie between the two."""
 FEWEST_ROUNDS, MOST_ROUNDS = 7, 300
 LIBC = ctypes.CDLL(None)
 NOTHING: Mapping[str, Action] = MappingProxyType({})
@@ -45,6 +47,17 @@ class Timing:
     seconds: dict[str, float]
     crowded: float
     rounds: dict[str, Floats]
+
+    @property
+    def spread(self) -> dict[str, Quartiles]:
+        """The quartiles of the seconds per call, by action."""
+        return {name: quartiles(times) for name, times in self.rounds.items()}
+
+
+def quartiles(times: npt.ArrayLike) -> Quartiles:
+    """The lower and the upper quartile of some numbers, by linear interpolation."""
+    low, high = np.percentile(np.asarray(times, np.float64), (25, 75)).tolist()
+    return low, high
 
 
 def interleaved(

@@ -63,7 +63,7 @@ def compare(options: Sequence[str], last: Sequence[str], shared: Sequence[Path])
     with tempfile.TemporaryDirectory() as folder:
         shared, earlier = [Path(folder), *shared], str(Path(folder, "slow_network.json"))
         bench = [*BENCH, "strategies", *options]
-        link = f"{DELAY * 1e3:g} ms, {RATE.removesuffix('mbit')} Mbit/s"
+        link = f"slow network: round trip {2 * DELAY * 1e3:g} ms, {RATE.removesuffix('mbit')} Mbit/s"
         code = on_four_hosts([*bench, "--link", link, "--json", earlier], True, RATE, shared)
         more = ["--link", "fast network", "--slow", SLOW, "--earlier", earlier, *last]
         return code or on_four_hosts([*bench, *more], False, None, shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import mpi4py
 import pytest
@@ -11,7 +12,8 @@ from hvdlite.bench import __main__ as command_line
 
 mpi4py.rc.initialize = False  # no test here communicates
 
-from hvdlite.bench.strategies import STRATEGIES, WITHOUT_WAITING, Course, Row, Run, conditions  # noqa: E402
+from hvdlite.bench.report import significant  # noqa: E402
+from hvdlite.bench.strategies import STRATEGIES, WITHOUT_WAITING, Course, Row, Run, conditions, load  # noqa: E402
 from hvdlite.errors import HvdliteError  # noqa: E402
 
 
@@ -60,3 +62,18 @@ def test_the_time_to_the_loss_of_synchronous_training() -> None:
     assert Row("here", "diloco", [run_of(20, 10, 6, 6, 6)]).time_to(plain.target) is None
     found = conditions([plain, quick, Row("there", "synchronous")])
     assert found["here"] == (plain, [plain, quick]) and list(found) == ["here", "there"]
+
+
+def test_the_docs_table_has_the_figures_numbers() -> None:
+    """docs/strategies.png is drawn from docs/strategies.json."""
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    text = (docs / "strategies.md").read_text()
+    (slow, slow_rows), (fast, fast_rows) = conditions([*load(str(docs / "strategies.json")).values()]).values()
+    for one, other in zip(slow_rows, fast_rows, strict=True):
+        numbers = []
+        for row, plain in ((one, slow), (other, fast)):
+            seconds, base = row.time_to(plain.target), plain.time_to(plain.target)
+            assert seconds and base
+            numbers.append(f"{significant(row.update * 1e3)}, {significant(seconds)}, {base / seconds:.1f}")
+        line = f" | {' | '.join(numbers)} | {100 * one.accuracy:.1f} % | {one.wire / 1e3:.0f} |\n"
+        assert line in text, f"{one.title}{line}"
