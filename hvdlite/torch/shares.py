@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, overload
 
 from torch.utils.data import (
     DataLoader,
@@ -15,9 +15,12 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from hvdlite.api import shares
 from hvdlite.api.shares import Share
+from hvdlite.job.process_sets import ProcessSet
 
 T = TypeVar("T")
+D = TypeVar("D")
 KEPT = (
     "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn",
     "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
@@ -62,6 +65,22 @@ class ShareLoader(DataLoader[T]):
             epoch: The number, equal on all ranks. The epoch after that has the next number.
         """
         cast(ShareSampler, self.sampler).set_epoch(epoch)
+
+
+class Shard(Protocol):
+    """The type of `hvd.shard` here: a DataLoader's share has `set_epoch`."""
+
+    @overload
+    def __call__(
+        self, data: DataLoader[T], *, even: bool | None = None, seed: int = 0, process_set: ProcessSet | None = None
+    ) -> ShareLoader[T]: ...
+    @overload
+    def __call__(
+        self, data: D, *, even: bool | None = None, seed: int = 0, process_set: ProcessSet | None = None
+    ) -> D: ...
+
+
+shard = cast(Shard, shares.shard)
 
 
 def share(data: object, mine: Share) -> object:
