@@ -8,13 +8,20 @@ import math
 import random
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import hvdlite as hvd
 import hvdlite.numpy
 from tests.parallel.common import at_sizes, last, require_error, require_mismatch
+
+
+class Pair(NamedTuple):
+    """A structure of arrays."""
+
+    a: object
+    b: object
 
 
 def printed(*objects: object, **how: Any) -> str:
@@ -159,6 +166,8 @@ def check_shares_of_arrays() -> None:
             even = hvd.allgather_object(hvd.shard(names, even=True))
         assert [len(share) for share in even] == [n // p] * p
         assert len({name for share in even for name in share}) == n // p * p
+    pair = hvd.shard(Pair([1] * p, {"b": range(p)}))
+    assert type(pair) is Pair and pair == Pair([1], {"b": range(r, p, p)}) and hvd.shard(((),)) == ((),)
     assert hvd.shard(np.arange(3 * p))[1] == p + r and np.shares_memory(hvd.shard(rows, even=False), rows)
 
 
