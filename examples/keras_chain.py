@@ -50,8 +50,7 @@ def main() -> None:
     model.compile(keras.optimizers.SGD(0.02, momentum=0.9), loss, metrics=["accuracy"])
     model.fit(images[share], labels[share], 32 // columns, options.epochs, verbose=2 if hvd.rank() == 0 else 0)
     _, right = model.evaluate(images[test], labels[test], verbose=0)
-    if hvd.rank() == 0:
-        print(f"{hvd.size()} processes: held-out accuracy {right:.2%}")
+    hvd.print(f"{hvd.size()} processes: held-out accuracy {right:.2%}")
     if options.save and hvd.rank() % columns == 0:
         for part in model.parts.values():
             part.save(f"{options.save}/{part.name}.keras")

@@ -43,10 +43,9 @@ def main() -> None:
     options = parser.parse_args()
 
     hvd.init()  # (1)
-    keras.utils.set_random_seed(hvd.rank())  # (2) each process has its own dropout; (5) makes the weights equal
+    hvd.seed(0, per_rank=True)  # (2) each process has its own dropout; (5) makes the weights equal
     (images, labels), test = digits()
-    each = len(labels) // hvd.size()  # all processes must take the same number of steps
-    mine = slice(hvd.rank() * each, (hvd.rank() + 1) * each)  # (3)
+    images, labels = hvd.shard((images, labels), even=True)  # (3) all processes must take the same number of steps
     optimizer = keras.optimizers.SGD(options.lr * hvd.size(), momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer)  # (4)
     model = network()
@@ -60,11 +59,10 @@ def main() -> None:
     ]
     verbose = 2 if hvd.rank() == 0 else 0  # (6)
     began = time.perf_counter()
-    model.fit(images[mine], labels[mine], options.batch_size, options.epochs, verbose, callbacks, validation_data=test)
+    model.fit(images, labels, options.batch_size, options.epochs, verbose, callbacks, validation_data=test)
     seconds = time.perf_counter() - began
     _, right = model.evaluate(*test, verbose=0)
-    if hvd.rank() == 0:
-        print(f"{hvd.size()} processes: held-out accuracy {right:.2%}, {seconds:.1f} s")
+    hvd.print(f"{hvd.size()} processes: held-out accuracy {right:.2%}, {seconds:.1f} s")
 
 
 if __name__ == "__main__":

@@ -52,9 +52,8 @@ def main() -> None:
     hvd.average_parameters(model)
     everyones = hvd.allgather_object((batches, max(hvd.staleness(), default=0)))
     right = (model(images[test]).argmax(1) == labels[test]).float().mean()
-    if hvd.rank() == 0:
-        print(f"batches by rank: {[count for count, _ in everyones]}; stalest update: {max(s for _, s in everyones)}")
-        print(f"{hvd.size()} processes: held-out accuracy {right:.1%}")
+    hvd.print(f"batches by rank: {[count for count, _ in everyones]}; stalest update: {max(s for _, s in everyones)}")
+    hvd.print(f"{hvd.size()} processes: held-out accuracy {right:.1%}")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def main() -> None:
 
     hvd.init()  # (1)
     train, (images, labels) = digits()
-    train = train.shard(hvd.size(), hvd.rank())  # (2)
+    train = hvd.shard(train, even=True)  # (2)
     batches = train.shuffle(2000, seed=hvd.rank()).batch(options.batch_size, drop_remainder=True)
     model = network()
     optimizer = keras.optimizers.Adam(1e-3 * hvd.size() ** 0.5)
@@ -65,12 +65,10 @@ def main() -> None:
     for epoch in range(options.epochs):
         losses = [step(x, y) for x, y in batches]
         mean = hvd.allreduce(tf.reduce_mean(losses))
-        if hvd.rank() == 0:  # (5)
-            print(f"epoch {epoch + 1:2}/{options.epochs}  loss {mean:.4f}", flush=True)
+        hvd.print(f"epoch {epoch + 1:2}/{options.epochs}  loss {mean:.4f}")  # (5)
     seconds = time.perf_counter() - began
     right = np.mean(np.argmax(model(images), 1) == labels)
-    if hvd.rank() == 0:
-        print(f"{hvd.size()} processes: held-out accuracy {right:.2%}, {seconds:.1f} s")
+    hvd.print(f"{hvd.size()} processes: held-out accuracy {right:.2%}, {seconds:.1f} s")
 
 
 if __name__ == "__main__":

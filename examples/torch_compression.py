@@ -41,8 +41,7 @@ def main() -> None:
             optimizer.step()
 
     right = (model(images[test]).argmax(1) == labels[test]).float().mean()
-    if hvd.rank() == 0:
-        print(f"{hvd.size()} processes: held-out accuracy {right:.1%}")
+    hvd.print(f"{hvd.size()} processes: held-out accuracy {right:.1%}")
 
 
 if __name__ == "__main__":

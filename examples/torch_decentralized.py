@@ -51,9 +51,8 @@ def main() -> None:
     hvd.average_parameters(model)
     apart = (mine - nn.utils.parameters_to_vector(model.parameters())).norm() / mine.norm()
     right = (model(images[test]).argmax(1) == labels[test]).float().mean()
-    if hvd.rank() == 0:
-        print(f"rank 0 was {apart:.2%} away from the average model")
-        print(f"{hvd.size()} processes: held-out accuracy {right:.1%}")
+    hvd.print(f"rank 0 was {apart:.2%} away from the average model")
+    hvd.print(f"{hvd.size()} processes: held-out accuracy {right:.1%}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 import hvdlite.torch as hvd
 
@@ -37,20 +36,14 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def averaged(total: float, count: int) -> float:
-    """The mean over all ranks' samples. Ranks may have different numbers of samples."""
-    sums = hvd.allreduce(torch.tensor([total, count], dtype=torch.float64), op=hvd.Sum)
-    return (sums[0] / sums[1]).item()
-
-
-def accuracy(model: nn.Module, data: TensorDataset) -> float:
-    """The accuracy on held-out images. Every rank tests its share."""
-    images, labels = data[hvd.rank() :: hvd.size()]
+def right_ones(model: nn.Module, data: TensorDataset) -> tuple[float, int]:
+    """How many images of this rank's share of the held-out ones are classified correctly, and the share's size."""
+    images, labels = hvd.shard(data.tensors, even=False)
     model.eval()
     with torch.no_grad():
         right = (model(images).argmax(1) == labels).sum().item()
     model.train()
-    return averaged(right, len(labels))
+    return right, len(labels)
 
 
 def main() -> None:
@@ -65,10 +58,9 @@ def main() -> None:
         parser.error("--epochs must be at least 1")
 
     hvd.init()  # (1)
-    torch.manual_seed(hvd.rank())
+    hvd.seed(0, per_rank=True)  # each process has its own dropout; (5) makes the weights equal
     train, test = digits(options.device)
-    sampler = DistributedSampler(train, hvd.size(), hvd.rank())  # (2)
-    loader = DataLoader(train, options.batch_size, sampler=sampler)
+    loader = hvd.shard(DataLoader(train, options.batch_size, shuffle=True))  # (2)
     model = network().to(options.device)
     # Goyal et al. 2017: the learning rate grows with the number of processes, after a start at the rate of one.
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr * hvd.size(), momentum=0.9)  # (3)
@@ -85,23 +77,20 @@ def main() -> None:
 
     began, seen = time.perf_counter(), 0
     for epoch in range(options.epochs):
-        sampler.set_epoch(epoch)
-        total, count = 0.0, 0
+        loss_of_all = hvd.Metric()
         for images, labels in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
             schedule.step()
-            total, count = total + loss.item() * len(labels), count + len(labels)
-        seen += count * hvd.size()
-        loss_of_all, right = averaged(total, count), accuracy(model, test)
-        if hvd.rank() == 0:
-            line = f"epoch {epoch + 1:2}/{options.epochs}  loss {loss_of_all:.4f}  held-out accuracy {right:.2%}"
-            print(line, flush=True)
+            loss_of_all.update(loss, len(labels))
+            seen += len(labels) * hvd.size()
+        found = hvd.average_metrics({"loss": loss_of_all, "accuracy": right_ones(model, test)})
+        right = found["accuracy"]
+        hvd.print(f"epoch {epoch + 1:2}/{options.epochs}  loss {found['loss']:.4f}  held-out accuracy {right:.2%}")
     seconds = time.perf_counter() - began
-    if hvd.rank() == 0:
-        print(f"{hvd.size()} processes: held-out accuracy {right:.2%}, {seconds:.1f} s, {seen / seconds:.0f} images/s")
+    hvd.print(f"{hvd.size()} processes: held-out accuracy {right:.2%}, {seconds:.1f} s, {seen / seconds:.0f} images/s")
 
 
 if __name__ == "__main__":

@@ -47,8 +47,7 @@ def main() -> None:
 
     batches = hvd.allgather(torch.tensor([len(loader)])).tolist()
     right = (model(images[test]).argmax(1) == labels[test]).float().mean()
-    if hvd.rank() == 0:
-        print(f"batches per rank and epoch: {batches}; held-out accuracy {right:.1%}")
+    hvd.print(f"batches per rank and epoch: {batches}; held-out accuracy {right:.1%}")
 
 
 if __name__ == "__main__":

@@ -48,8 +48,7 @@ def main() -> None:
 
     hvd.average_parameters(model)
     right = (model(images[test]).argmax(1) == labels[test]).float().mean()
-    if hvd.rank() == 0:
-        print(f"{hvd.size()} processes: held-out accuracy {right:.1%}")
+    hvd.print(f"{hvd.size()} processes: held-out accuracy {right:.1%}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 import hvdlite.torch as hvd
 
@@ -51,11 +50,10 @@ def network() -> nn.Module:
 
 
 def accuracy(model: nn.Module, data: TensorDataset) -> float:
-    images, labels = data[hvd.rank() :: hvd.size()]
+    images, labels = hvd.shard(data.tensors, even=False)
     with torch.no_grad():
         right = sum((model(i).argmax(1) == t).sum() for i, t in zip(images.split(500), labels.split(500), strict=True))
-    sums = hvd.allreduce(torch.tensor([float(right), len(labels)], dtype=torch.float64), op=hvd.Sum)
-    return (sums[0] / sums[1]).item()
+    return hvd.average_metrics({"accuracy": (right, len(labels))})["accuracy"]
 
 
 def main() -> None:
@@ -68,9 +66,8 @@ def main() -> None:
     train, test = mnist(options.data, "train"), mnist(options.data, "t10k")
 
     hvd.init()
-    torch.manual_seed(0)
-    sampler = DistributedSampler(train, hvd.size(), hvd.rank())
-    loader = DataLoader(train, options.batch_size, sampler=sampler)
+    hvd.seed(0)
+    loader = hvd.shard(DataLoader(train, options.batch_size, shuffle=True))
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3 * hvd.size() ** 0.5)
     optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
@@ -80,8 +77,8 @@ def main() -> None:
         start = hvd.load(options.checkpoint, missing_ok=True, model=model, optimizer=optimizer, epoch=0)["epoch"]
 
     began = time.perf_counter()
+    loader.set_epoch(start)  # after a restart, go on with the permutations of these epochs
     for epoch in range(start, options.epochs):
-        sampler.set_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
@@ -89,10 +86,8 @@ def main() -> None:
         right = accuracy(model, test)
         if options.checkpoint:
             hvd.save(options.checkpoint, model=model, optimizer=optimizer, epoch=epoch + 1)
-        if hvd.rank() == 0:
-            seconds = time.perf_counter() - began
-            images_per_second = len(train) * (epoch + 1 - start) / seconds
-            print(f"epoch {epoch + 1}: held-out accuracy {right:.2%}, {images_per_second:.0f} images/s", flush=True)
+        images_per_second = len(train) * (epoch + 1 - start) / (time.perf_counter() - began)
+        hvd.print(f"epoch {epoch + 1}: held-out accuracy {right:.2%}, {images_per_second:.0f} images/s")
 
 
 if __name__ == "__main__":

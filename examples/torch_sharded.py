@@ -57,10 +57,9 @@ def main() -> None:
     if options.checkpoint:
         hvd.save(options.checkpoint, model=model, optimizer=optimizer, epoch=first + options.epochs)  # (1) on all ranks
     held = hvd.allgather_object(state)
-    if hvd.rank() == 0:
-        weights = sum(p.numel() for p in model.parameters())
-        print(f"{weights:,} weights; numbers in the optimizer's state, by rank: {', '.join(f'{n:,}' for n in held)}")
-        print(f"{hvd.size()} processes: held-out accuracy {100 * right:.1f}% after {first + options.epochs} epochs")
+    weights = sum(p.numel() for p in model.parameters())
+    hvd.print(f"{weights:,} weights; numbers in the optimizer's state, by rank: {', '.join(f'{n:,}' for n in held)}")
+    hvd.print(f"{hvd.size()} processes: held-out accuracy {100 * right:.1f}% after {first + options.epochs} epochs")
 
 
 if __name__ == "__main__":

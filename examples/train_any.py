@@ -34,7 +34,7 @@ def torch_task() -> Task:
     import torch
     from torch import nn
 
-    torch.manual_seed(0)
+    hvd.seed(0)  # the same model on all ranks
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
@@ -51,7 +51,7 @@ def torch_task() -> Task:
 def keras_task() -> Task:
     import keras
 
-    keras.utils.set_random_seed(0)
+    hvd.seed(0)
     dense = keras.layers.Dense
     model = keras.Sequential([keras.Input((64,)), dense(256, "relu"), dense(256, "relu"), dense(10)])
     optimizer = keras.optimizers.Adam(2e-3)
@@ -84,14 +84,11 @@ def main() -> None:
     for epoch in range(options.epochs):
         shuffled = np.random.default_rng(epoch).permutation(train)  # the same in every process
         batches = [shuffled[i : i + each] for i in range(0, len(shuffled) - each + 1, each)]
-        shares = [batch[hvd.rank() :: hvd.size()] for batch in batches]
-        losses = [task.step(images[share], labels[share]) for share in shares]
+        losses = [task.step(images[share], labels[share]) for share in map(hvd.shard, batches)]
         loss = hvd.allreduce(np.mean(losses), name="loss")
-        if hvd.rank() == 0:
-            print(f"epoch {epoch + 1:2}/{options.epochs}  loss {loss:.4f}", flush=True)
+        hvd.print(f"epoch {epoch + 1:2}/{options.epochs}  loss {loss:.4f}")
     right = np.mean(task.classify(images[test]) == labels[test])
-    if hvd.rank() == 0:
-        print(f"{hvd.size()} processes: held-out accuracy {right:.2%}")
+    hvd.print(f"{hvd.size()} processes: held-out accuracy {right:.2%}")
 
 
 if __name__ == "__main__":

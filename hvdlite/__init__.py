@@ -20,6 +20,7 @@ from hvdlite.api import frameworks, names
 from hvdlite.api.collectives import *  # noqa: F403
 from hvdlite.api.collectives import __all__ as _collectives
 from hvdlite.api.names import *  # noqa: F403
+from hvdlite.api.output import print as print  # not in __all__
 from hvdlite.api.run import run
 from hvdlite.api.summary import prepare as prepare_summary
 from hvdlite.errors import (

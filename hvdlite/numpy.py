@@ -15,7 +15,13 @@ import numpy as np
 
 from hvdlite import ops
 from hvdlite.algorithms.label import require_known
+from hvdlite.api.metrics import Metric, average_metrics
 from hvdlite.api.neighbors import hierarchical_neighbor_allreduce, neighbor_allreduce
+from hvdlite.api.output import print as print  # not in __all__
+from hvdlite.api.output import rank_zero_only
+from hvdlite.api.seeds import seed
+from hvdlite.api.shares import shard
+from hvdlite.api.training_log import logger
 from hvdlite.arrays import Array
 from hvdlite.checkpoints.archive import load, save
 from hvdlite.job.process_sets import ProcessSet
@@ -767,12 +773,12 @@ def broadcast_variables(variables: object, root_rank: int = 0, process_set: Proc
 
 
 __all__ = [
-    "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
-    "allreduce_async_", "alltoall", "alltoall_async", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
-    "broadcast_object", "broadcast_variables", "gather", "gather_async", "grouped_allgather",
+    "Metric", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
+    "allreduce_async_", "alltoall", "alltoall_async", "average_metrics", "broadcast", "broadcast_", "broadcast_async",
+    "broadcast_async_", "broadcast_object", "broadcast_variables", "gather", "gather_async", "grouped_allgather",
     "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
     "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "hierarchical_neighbor_allreduce", "load", "neighbor_allreduce", "poll", "recv", "recv_async", "reduce",
-    "reduce_async", "reducescatter", "reducescatter_async", "save", "scatter", "scatter_async", "send", "send_async",
-    "synchronize",
+    "hierarchical_neighbor_allreduce", "load", "logger", "neighbor_allreduce", "poll", "rank_zero_only", "recv",
+    "recv_async", "reduce", "reduce_async", "reducescatter", "reducescatter_async", "save", "scatter", "scatter_async",
+    "seed", "send", "send_async", "shard", "synchronize",
 ]  # fmt: skip

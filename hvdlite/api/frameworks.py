@@ -16,6 +16,9 @@ ADAPTERS = {
     "cupy": "hvdlite.numpy",
 }
 
+SHARES = {"torch": "hvdlite.torch.shares", "tensorflow": "hvdlite.tensorflow.shares"}
+"""By framework, the module that divides its data among ranks (`hvd.shard`)."""
+
 
 def family(obj: object) -> str:
     """Return the framework of an object: 'torch', 'numpy', ...
@@ -80,6 +83,23 @@ def function_of(tensor: object, name: str) -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(module, name)
     except AttributeError:
         raise TypeError(f"{module.__name__} has no {name}()") from None
+    return function
+
+
+def shares_of(data: object) -> Callable[..., object]:
+    """Return the function of the data's framework that divides them among ranks.
+
+    Raises:
+        TypeError: The framework has no such function, or is unknown.
+    """
+    root = next((root for kind in type(data).__mro__ if (root := kind.__module__.partition(".")[0]) in SHARES), None)
+    if root is None:
+        raise TypeError(
+            f"hvd.shard cannot divide {type(data).__module__}.{type(data).__qualname__}: give arrays, tensors, a list, "
+            "a tuple or dict of arrays, a tf.data.Dataset, or a torch Dataset or DataLoader. Make a list of an "
+            "iterator. If a function makes the batches, let it use data[hvd.rank() :: hvd.size()]"
+        )
+    function: Callable[..., object] = importlib.import_module(SHARES[root]).share
     return function
 
 

@@ -14,14 +14,16 @@ from hvdlite.system import launcher_environment
 from hvdlite.system.launcher_environment import Parent
 
 _here: Topology | None = None
+_last_rank: int | None = None
+"""This process' rank in its latest job; None before the first `init()`."""
 _parent = launcher_environment.parent()
 """The place of the rank that started this process; None if no rank did."""
 
 
 def enter(here: Topology) -> None:
     """A job has begun. Processes that this one starts from now on get its place through the environment."""
-    global _here
-    _here = here
+    global _here, _last_rank
+    _here, _last_rank = here, here.rank
     launcher_environment.mark_place(Parent(**{field.name: getattr(here, field.name) for field in fields(Parent)}))
 
 
@@ -56,6 +58,20 @@ def place() -> Topology | Parent:
 def rank() -> int:
     """This process' number among all, from 0. All of these functions raise NotInitializedError before `init()`."""
     return place().rank
+
+
+def last_rank() -> int:
+    """As `rank()`. After `shutdown()`, the rank in the job that has ended."""
+    last = _last_rank  # read once, as in `place`
+    return rank() if last is None or _here is not None else last
+
+
+def presumed_rank() -> int:
+    """As `last_rank()`. Before `init()`, the rank that a launcher announces; 0 if none does."""
+    try:
+        return last_rank()
+    except NotInitializedError:
+        return launcher_environment.announced_rank() or 0
 
 
 def size() -> int:

@@ -6,6 +6,7 @@ here: TensorFlow's tensors and graphs (`tensorflow_graph/`), and the reduction o
 
 from hvdlite.api import names
 from hvdlite.api.names import *  # noqa: F403
+from hvdlite.api.output import print as print  # not in __all__
 from hvdlite.checkpoints.archive import load, save
 from hvdlite.keras import callbacks, elastic
 from hvdlite.keras.backends import framework

@@ -32,6 +32,7 @@ CURES = {
     "round": "Every rank must call backward() and step() equally often. Where ranks have different numbers of batches: "
              "drop the remainder, or call hvd.join() on those that are done.",
     "ranks": "Every rank of the job must name the same ranks, members or not, in the same order of calls.",
+    "metrics": "Give the same names on every rank: (0, 0) for a metric of which a rank has no samples.",
     "topology": "Every rank must use the same topology.",
     "messages": "Where rank a lists rank b in dst_weights, rank b must list rank a in src_weights.",
     "kind": "Every rank must call the same function under one name; give different operations different names.",
@@ -184,6 +185,8 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     values = [f.get(what, "none") for f in facts]
     if what == "parameters":
         said = f"parameters differ:\n{difference(values, members)}\n"
+    elif what == "metrics":
+        said = f"the metrics differ: {lacking(values, members)}. "
     elif what == "buckets":
         said = f"the groups of tensors (groups=) on {ranks(sides(values, members)[0][1])} differ from the others'. "
     else:
@@ -230,6 +233,17 @@ def said_by(values: Sequence[object], members: Sequence[int]) -> str:
     """Each rank's value in words: 'rank 1 has 3, ranks 0, 2 have 4'."""
     parties = sides(values, members)
     return ", ".join(f"{ranks(who)} {'has' if len(who) == 1 else 'have'} {value}" for value, who in parties)
+
+
+def lacking(values: Sequence[Any], members: Sequence[int]) -> str:
+    """The names that each side lacks of all sides' names: 'rank 1 lacks accuracy, ranks 0, 2 lack loss'."""
+    every = sorted({name for names in values for name in names})
+    found = [
+        f"{ranks(who)} {'lacks' if len(who) == 1 else 'lack'} {', '.join(missing)}"
+        for names, who in sides(values, members)
+        if (missing := [name for name in every if name not in names])
+    ]
+    return ", ".join(found)
 
 
 def difference(values: Sequence[Any], members: Sequence[int]) -> str:

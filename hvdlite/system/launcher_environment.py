@@ -81,6 +81,23 @@ def launcher(env: Mapping[str, str] | None = None) -> Launched | None:
     return None
 
 
+ANNOUNCED_RANK = (
+    "HVDLITE_JOB_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID",
+    "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK",
+)  # fmt: skip
+
+
+def announced_rank(env: Mapping[str, str] | None = None) -> int | None:
+    """This process' rank among all that the launcher started, as it announces it; None if it announces none.
+
+    Args:
+        env: The environment to read; None for this process' own.
+    """
+    env = os.environ if env is None else env
+    names = [*ANNOUNCED_RANK, *(["SLURM_PROCID"] if "SLURM_STEP_NUM_TASKS" in env else [])]
+    return next((int(env[name]) for name in names if env.get(name, "").isdigit()), None)
+
+
 # Variables that a launcher sets for its processes. A job that is started from one of them must not see these.
 LAUNCHERS_OWN = (
     "OMPI_", "PMIX_", "PMI_", "PRTE_", "PALS_", "HYDRA_", "HYDI_", "MPI_LOCAL", "MPIR_", "SLURM_", "FLUX_", "JSM_",

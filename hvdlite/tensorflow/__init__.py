@@ -5,6 +5,7 @@ from typing import Any
 
 from hvdlite.api.build import check_num_rank_power_of_2, split_list
 from hvdlite.api.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
+from hvdlite.api.output import print as print  # not in __all__
 from hvdlite.checkpoints.archive import load, save
 from hvdlite.ops import barrier
 from hvdlite.tensorflow import mpi_ops

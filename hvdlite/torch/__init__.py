@@ -1,6 +1,8 @@
 """Horovod's names for PyTorch: `import hvdlite.torch as hvd`."""
 
-from hvdlite.api.names import *  # noqa: F403  (mpi_ops has them; type checkers see them here)
+from hvdlite.torch.shares import shard as shard  # isort: skip  (the same function; mypy keeps its first type)
+from hvdlite.api.names import *  # type: ignore[assignment]  # noqa: F403  (mpi_ops has them; mypy sees them here)
+from hvdlite.api.output import print as print  # not in __all__
 from hvdlite.errors import HorovodInternalError
 from hvdlite.job.runtime import is_child, is_initialized, local_rank, when_started
 from hvdlite.ops.objects import allgather_object, broadcast_object

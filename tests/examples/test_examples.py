@@ -42,6 +42,20 @@ def test_digits_reach_97_percent_and_only_rank_0_prints() -> None:
     assert len(re.findall(r"^epoch  1/", done.stdout, re.MULTILINE)) == 1
 
 
+def test_the_helpers_do_what_users_write_by_hand() -> None:
+    """Both scripts print and log the same, on three ranks with uneven shares of 1501 and 296 images."""
+    launch = [*HVDLITERUN, "--no-prefix", "-np", "3", sys.executable]
+    by_hand, helped = (run(f"examples/{name}.py", launch=launch) for name in ("everyday_before", "everyday"))
+    assert by_hand.returncode == helped.returncode == 0, by_hand.stderr + helped.stderr
+    assert by_hand.stdout == helped.stdout
+    found = re.fullmatch(
+        r"9610 weights .* 3 processes\n(?:epoch \d: loss [\d.]+, held-out accuracy ([\d.]+)%\n){6}", helped.stdout
+    )
+    assert found and float(found[1]) >= 85, helped.stdout
+    logged = [re.findall(r"rank .*", done.stderr) for done in (by_hand, helped)]
+    assert logged == [["rank 0 INFO: 16 steps in each epoch"]] * 2, logged
+
+
 def accuracy(*arguments: str) -> float:
     """The accuracy in percent, from an example's last line."""
     done = run(*arguments)

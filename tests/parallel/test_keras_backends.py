@@ -16,6 +16,7 @@ BACKENDS = {
     "backends_chain_cases": ("tensorflow", "torch"),
     "backends_columns": ("tensorflow", "torch"),
     "backends_compression": ("tensorflow", "torch", "jax"),
+    "backends_helpers": ("torch", "jax"),
     "backends_sharded": ("tensorflow", "torch"),
     "backends_strategies": ("tensorflow", "torch"),
     "backends_sharded_four": ("torch",),
@@ -24,7 +25,7 @@ BACKENDS = {
 FOUR = ("backends_columns", "backends_sharded_four")
 """The modules that run on four ranks."""
 SMOKE = [("backends_guards", "torch"), ("backends_guards", "jax"), ("backends_chain", "torch"),
-         ("backends_compression", "torch"), ("backends_sharded", "torch")]  # fmt: skip
+         ("backends_compression", "torch"), ("backends_helpers", "torch"), ("backends_sharded", "torch")]  # fmt: skip
 """The checks that run without --full. Those on one backend share a job."""
 
 

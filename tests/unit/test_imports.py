@@ -165,7 +165,7 @@ def test_type_checkers_see_all_names(tmp_path: Path) -> None:
     for module in ("hvdlite", *(f"hvdlite.{name}" for name in ("torch", "tensorflow", "keras", "tensorflow.keras"))):
         alias = module.replace(".", "_")
         script += [f"import {module} as {alias}", f"{alias}.DistributedOptimizer, {alias}.broadcast_object"]
-        script += [f"{alias}.{name}" for name in names.__all__]
+        script += [f"{alias}.{name}" for name in [*names.__all__, "print"]]
     (tmp_path / "script.py").write_text("\n".join(script))
     mypy = [sys.executable, "-m", "mypy", "--config-file=mypy.ini", "--cache-dir=cache", "script.py"]
     found = subprocess.run(mypy, capture_output=True, text=True, cwd=tmp_path)

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from hvdlite import keras
 from hvdlite.api.names import *  # noqa: F403  (hvdlite.keras has them; type checkers see them here)
+from hvdlite.api.output import print as print  # not in __all__
 from hvdlite.keras import *  # noqa: F403
 
 callbacks = import_module("hvdlite.tensorflow.keras.callbacks")
