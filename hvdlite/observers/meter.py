@@ -7,8 +7,8 @@ have not called yet. Meanwhile the lane's thread may communicate, which costs th
     operation             [ hidden ]        not called yet  [ under way ]
     counted as       compute           | waiting for ranks | communication | compute
 
-`exposed` is the time of both kinds of waits together. Lanes call the meter at each change, which takes about 0.6 us
-(MEASURED.md, "Summary"). On a GPU an operation counts as done once its work is issued, so that the meter does not see
+`exposed` is the time of both kinds of waits together. Lanes call the meter at each change, which takes about 0.4 us
+(MEASURED.md, "The summary"). On a GPU an operation counts as done once its work is issued, so that the meter does not see
 waits of the GPU itself.
 
 `StepLog` divides the job's time into training steps. An optimizer of torch, a round of Keras' or TensorFlow's
