@@ -346,7 +346,7 @@ def end_step(who: object) -> None:
         who: What ends it, such as an optimizer. A step that several objects end counts once.
     """
     live = _current
-    if live is not None:
+    if live is not None and not _forked:
         live.observers.steps.end(id(who))
 
 
@@ -415,6 +415,7 @@ def _after_fork() -> None:
     if _current is None:
         return
     if isinstance(_current.world, ThreadTransport):
+        _current.observers.meter.go_on_in_child()
         for lane in _current.groups.lanes():
             lane.go_on(ForkedError())
     else:

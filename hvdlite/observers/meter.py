@@ -56,18 +56,21 @@ class Spent:
 class Meter:
     """Measures this rank. An observer of all lanes, and called by threads that wait for letters. For any thread.
 
+    It keeps sets, not counts. If a signal handler raises, the end of a wait or of an operation may be lost. The end of
+    that thread's next wait, or of that lane's next operation, then corrects the set.
+
     Attributes:
         lock: Protects the other attributes. A signal handler may call while its thread holds the lock.
-        waits: The number of the user's threads that wait in hvdlite.
-        operations: The number of operations under way.
+        waits: The user's threads that wait in hvdlite.
+        operations: The lanes with an operation under way, by id() of their seats. A lane runs one at a time.
         changed: The time of the last change of these two.
-        spent: The sums up to that time.
+        exposed, waiting, under_way: The sums up to that time; see `Spent`.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.waits = 0
-        self.operations = 0
+        self.waits: set[int] = set()
+        self.operations: set[int] = set()
         self.changed = time.monotonic()
         self.exposed, self.waiting, self.under_way = 0.0, 0.0, 0.0
 
@@ -75,44 +78,54 @@ class Meter:
     def spent(self) -> Spent:
         """The sums up to now."""
         with self.lock:
-            self.change()
+            self.pass_time()
             return Spent(self.exposed, self.waiting, self.under_way)
 
-    def change(self, waits: int = 0, operations: int = 0) -> None:
-        """Add the time since the last change to the sums. waits, operations: what is added to these numbers."""
-        with self.lock:
-            now = time.monotonic()
-            passed, self.changed = now - self.changed, now
-            if self.operations > 0:
-                self.under_way += passed
-            if self.waits > 0:
-                self.exposed += passed
-                if self.operations <= 0:
-                    self.waiting += passed
-            self.waits += waits
-            self.operations += operations
+    def pass_time(self) -> None:
+        """Add the time since the last change to the sums. The caller holds the lock."""
+        now = time.monotonic()
+        passed, self.changed = now - self.changed, now
+        if self.operations:
+            self.under_way += passed
+        if self.waits:
+            self.exposed += passed
+            if not self.operations:
+                self.waiting += passed
+
+    def go_on_in_child(self) -> None:
+        """Make a new lock in a forked child, in which no thread waits and no operation is under way."""
+        self.lock = threading.RLock()
+        self.waits.clear()
+        self.operations.clear()
 
     # Called by lanes: see lanes.observer
 
     def wait_begins(self) -> None:
         """A thread of the user begins to wait."""
-        self.change(waits=1)
+        with self.lock:
+            self.pass_time()
+            self.waits.add(threading.get_ident())
 
     def wait_ends(self) -> None:
         """That thread goes on."""
-        self.change(waits=-1)
+        with self.lock:
+            self.pass_time()
+            self.waits.discard(threading.get_ident())
 
     def queued(self, seat: Seat, request: Request[T]) -> None:
         """This rank has called the request."""
 
     def agreed(self, seat: Seat, request: Request[T]) -> None:
         """All ranks have called the request, and its work begins."""
-        self.change(operations=1)
+        with self.lock:
+            self.pass_time()
+            self.operations.add(id(seat))
 
     def done(self, seat: Seat, request: Request[T]) -> None:
         """The request has its result, or its error."""
-        if request.agreed:
-            self.change(operations=-1)
+        with self.lock:
+            self.pass_time()
+            self.operations.discard(id(seat))
 
 
 @dataclass(frozen=True)

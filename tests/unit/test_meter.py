@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
+from hvdlite.algorithms import Place
 from hvdlite.api.summary import Summary, duration, size
 from hvdlite.job.records import Beginning, Record
+from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.observer import Seat
-from hvdlite.lanes.request import Request
-from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.request import Changed, Handle, Request
+from hvdlite.lanes.signature import Round, Signature
 from hvdlite.observers import meter
 from hvdlite.observers.meter import PAUSE, SETTLED, Meter, Spent, StepLog, Stretch
+from hvdlite.transports.threads import alone
+from tests.unit.interrupts import raising_at
 
 
 class Clock:
@@ -35,13 +41,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-SEAT = Seat((0,), 0)
+LANES = Seat((0,), 0), Seat((0,), 0)
 
 
-def request(agreed: float) -> Request[None]:
-    found = Request[None](Signature("note", "x"), lambda at: None)
-    found.agreed = agreed
-    return found
+def request(name: str = "x") -> Request[None]:
+    return Request[None](Signature("note", name), lambda at: None)
 
 
 def operation(measuring: Meter, clock: Clock, seconds: float) -> None:
@@ -51,12 +55,18 @@ def operation(measuring: Meter, clock: Clock, seconds: float) -> None:
     end(measuring)
 
 
-def begin(measuring: Meter) -> None:
-    measuring.agreed(SEAT, request(agreed=1.0))
+def begin(measuring: Meter, lane: Seat = LANES[0]) -> None:
+    measuring.agreed(lane, request())
 
 
-def end(measuring: Meter, agreed: float = 1.0) -> None:
-    measuring.done(SEAT, request(agreed))
+def end(measuring: Meter, lane: Seat = LANES[0]) -> None:
+    measuring.done(lane, request())
+
+
+def in_a_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
 
 
 def test_a_wait_is_for_ranks_until_an_operation_is_under_way(clock: Clock) -> None:
@@ -84,25 +94,89 @@ def test_an_operation_is_exposed_only_while_a_thread_waits(clock: Clock) -> None
 
 def test_waits_of_two_threads_and_two_operations_count_once(clock: Clock) -> None:
     measuring = Meter()
-    for _ in range(2):
+    for lane in LANES:
+        begin(measuring, lane)
+    measuring.wait_begins()
+
+    def other_thread() -> None:
         measuring.wait_begins()
-        begin(measuring)
-    clock.pass_(3)
-    measuring.wait_ends()
-    end(measuring)
+        clock.pass_(3)
+        measuring.wait_ends()
+
+    in_a_thread(other_thread)
+    end(measuring, LANES[0])
     clock.pass_(1)
-    end(measuring)
+    end(measuring, LANES[1])
     clock.pass_(2)
     measuring.wait_ends()
+    clock.pass_(8)
     assert measuring.spent == Spent(exposed=6, waiting=2, under_way=4)
 
 
 def test_a_request_that_fails_before_all_ranks_call_is_no_operation(clock: Clock) -> None:
     measuring = Meter()
     begin(measuring)
-    end(measuring, agreed=0.0)
+    end(measuring, LANES[1])
     clock.pass_(1)
     assert measuring.spent.under_way == 1
+
+
+def test_an_operation_ends_though_its_request_is_in_the_next_round_already(clock: Clock) -> None:
+    """The user's thread may begin the next round before the lane's thread notifies observers of the last one's end."""
+    measuring, same = Meter(), request()
+    same.agree(flag=0)
+    measuring.agreed(LANES[0], same)
+    clock.pass_(1)
+    same.again(Round("round {}", (2,)))
+    measuring.done(LANES[0], same)
+    clock.pass_(2)
+    assert measuring.spent == Spent(0, 0, under_way=1)
+
+
+@pytest.mark.parametrize(
+    "method", [Lane.run_here, Lane.execute, Lane.settle, Handle.wait, Changed.wait_begins, Changed.wait_ends,
+               Meter.wait_begins, Meter.wait_ends, Meter.agreed, Meter.done, Meter.pass_time],
+)  # fmt: skip
+def test_a_signals_handler_that_raises_leaves_no_wait_and_no_operation(method: Callable[..., object]) -> None:
+    """At each line of these methods: after the next call nothing waits, and nothing is under way."""
+    first, reached = method.__code__.co_firstlineno, 0
+    for line in range(first + 1, first + len(inspect.getsource(method).splitlines())):
+        measuring = Meter()
+        lane = Lane(alone(), Place(1, False), observers=[measuring])
+
+        def both(name: str, lane: Lane = lane) -> None:
+            lane.run(request(name))
+            lane.submit(request(name)).wait()
+
+        with raising_at(method, line):
+            try:
+                both("x")
+            except KeyboardInterrupt:
+                reached += 1
+        both("y")
+        assert not measuring.waits and not measuring.operations, line
+    assert reached
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_threads(clock: Clock) -> None:
+    """At the fork another thread holds the lock, and waits while an operation is under way."""
+    measuring, held, over = Meter(), threading.Event(), threading.Event()
+
+    def other_thread() -> None:
+        measuring.wait_begins()
+        begin(measuring)
+        with measuring.lock:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    held.wait()
+    measuring.go_on_in_child()
+    clock.pass_(1)
+    assert measuring.spent == Spent()
+    over.set()
+    thread.join()
 
 
 def test_sums_run_on_while_a_thread_waits(clock: Clock) -> None:
@@ -248,8 +322,8 @@ def test_the_meter_is_cheap() -> None:
     def one() -> float:
         began = time.perf_counter()
         for _ in range(1000):
-            measuring.change(waits=1)
-            measuring.change(waits=-1)
+            measuring.wait_begins()
+            measuring.wait_ends()
         return (time.perf_counter() - began) / 2000
 
     assert min(one() for _ in range(5)) < 6e-6
