@@ -197,7 +197,7 @@ held.wait()
 child = os.fork()
 if child == 0:
     for _ in range(3):
-        runtime.end_step(meter)
+        runtime.end_step(1)
     os._exit(runtime.known().observers.steps.number)
 over.set()
 deadline = time.monotonic() + 10

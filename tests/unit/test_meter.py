@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import io
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 
 from hvdlite.algorithms import Place
-from hvdlite.api.summary import Summary, duration, size
+from hvdlite.api.summary import WIDTH, Summary, duration, show, since_if_same_job, size
 from hvdlite.job.records import Beginning, Record
 from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.observer import Seat
@@ -251,7 +253,7 @@ def record(compute: float, waiting: float, communication: float, under_way: floa
     """A rank's record with these seconds per step."""
     spent = Spent((waiting + communication) * number, waiting * number, (under_way or communication) * number)
     steps = Stretch(number, (compute + waiting + communication) * number, spent)
-    return Record(60, BEGINNING, number, 32 * number, steps, Stretch(2, 3, Spent()), 1000 * number, 10, 10**9, 0)
+    return Record(0, 60, BEGINNING, number, 32 * number, steps, Stretch(2, 3, Spent()), 1000 * number, 10, 10**9, 0)
 
 
 SUMMARY = Summary((record(0.06, 0.02, 0.02), record(0.08, 0.0, 0.02), record(0.06, 0.02, 0.02, 0.05)), hosts=1)
@@ -280,7 +282,7 @@ def test_the_table_says_it_in_words() -> None:
 
 
 def test_a_summary_without_steps() -> None:
-    none = Record(2, BEGINNING, 0, 0, Stretch(), Stretch(), 0, 0, 10**6, 0)
+    none = Record(0, 2, BEGINNING, 0, 0, Stretch(), Stretch(), 0, 0, 10**6, 0)
     found = Summary((none,), 1)
     assert "no training steps" in str(found) and found.as_dict()["hvdlite/steps_per_s"] == 0
 
@@ -289,7 +291,7 @@ def test_since_leaves_out_what_was_before() -> None:
     earlier = Summary(tuple(record(0.1, 0.1, 0.1, number=40) for _ in range(3)), 1)
     later = Summary(
         tuple(
-            Record(70, BEGINNING, 140, each.samples + 1280, each.steps + before.steps, each.pauses, 0, 0, 0, 0)
+            Record(0, 70, BEGINNING, 140, each.samples + 1280, each.steps + before.steps, each.pauses, 0, 0, 0, 0)
             for each, before in zip(SUMMARY.records, earlier.records, strict=True)
         ),
         1,
@@ -298,6 +300,55 @@ def test_since_leaves_out_what_was_before() -> None:
     for name in ("steps", "step_ms", "compute_ms", "waiting_ms", "samples_per_s"):
         assert found[f"hvdlite/{name}"] == pytest.approx(SUMMARY.as_dict()[f"hvdlite/{name}"]), name
     assert found["hvdlite/pauses"] == 0
+
+
+def idle(first_step: float) -> Record:
+    """A rank without steps, such as a parameter server."""
+    beginning = Beginning(0.5, 2, 0.25, first_step)
+    return Record(0, 60, beginning, 0, 0, Stretch(), Stretch(), 0, 0, 10**9, 0)
+
+
+def test_ranks_without_steps_are_left_out_of_means() -> None:
+    """A server waits 57 s for clients. Steps take 100 ms as before, and the first of them was after 4 s."""
+    found, plain = Summary((idle(57), *SUMMARY.records), 1).as_dict(), SUMMARY.as_dict()
+    for name in ("step_ms", "compute_ms", "waiting_ms", "communication_ms", "hidden_comm_ms", "samples_per_s",
+                 "steps_per_s", "slowest_rank_extra_ms", "first_step_s"):  # fmt: skip
+        assert found[f"hvdlite/{name}"] == pytest.approx(plain[f"hvdlite/{name}"]), name
+    assert found["hvdlite/slowest_rank"] == 2
+    assert "slowest rank" not in str(Summary((idle(1), SUMMARY.records[0]), 1))
+
+
+def test_samples_of_ranks_with_steps_of_other_lengths() -> None:
+    """320 samples/s at 100 ms per step, and 160 at 200 ms: strategies let ranks go on at their own speed."""
+    found = Summary((record(0.1, 0, 0), record(0.2, 0, 0, number=50)), 1)
+    assert found.samples_per_second == pytest.approx(480)
+
+
+def test_since_refuses_what_is_no_earlier_summary_of_the_job() -> None:
+    another = Summary(tuple(replace(each, began=1.0) for each in SUMMARY.records), 1)
+    with pytest.raises(ValueError, match=r"before the last hvd\.init"):
+        SUMMARY.since(another)
+    with pytest.raises(TypeError, match=r"what hvd\.summary\(\) has returned"):
+        SUMMARY.since(SUMMARY.as_dict())  # type: ignore[arg-type]
+    assert since_if_same_job(SUMMARY, another) is SUMMARY and since_if_same_job(SUMMARY, None) is SUMMARY
+    assert since_if_same_job(SUMMARY, SUMMARY).number == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 64, 1000])
+def test_a_table_of_many_ranks_fits(ranks: int) -> None:
+    records = tuple(replace(record(0.1 + rank, 0.2, 0.1), samples=10**9, number=10**6) for rank in range(ranks))
+    text = str(Summary(records, max(ranks // 8, 1)))
+    assert {len(line) for line in text.splitlines()} == {WIDTH} and len(text.splitlines()) < 20
+    assert "samples/s" in text and "1,000,000 steps" in text
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_table_can_be_printed_in_any_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr("sys.stdout", page)
+    show("╭ 10 ms █")
+    page.seek(0)
+    assert page.read() == ("╭ 10 ms █\n" if encoding == "utf-8" else "? 10 ms ?\n")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [
