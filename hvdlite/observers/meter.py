@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import median
 
 from hvdlite.lanes.observer import Seat
@@ -30,6 +30,7 @@ from hvdlite.lanes.request import Request, T
 RECENT = 31  # steps of which the median time is usual
 SETTLED = 5  # steps before any may count as a pause
 PAUSE = 5.0  # times the usual computing time: longer is a pause, not a step
+LEAST_PAUSE = 0.05  # seconds; a busy machine interrupts a short step for longer than five times its length
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class Spent:
     under_way: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Spent)))
+        return Spent(self.exposed + other.exposed, self.waiting + other.waiting, self.under_way + other.under_way)
 
     def __sub__(self, other: Spent) -> Spent:
-        return Spent(*(getattr(self, each.name) - getattr(other, each.name) for each in fields(Spent)))
+        return Spent(self.exposed - other.exposed, self.waiting - other.waiting, self.under_way - other.under_way)
 
 
 class Meter:
@@ -216,4 +217,4 @@ class StepLog:
         """Whether an interval with so many seconds of computing is a pause."""
         usual = median(self.recent) if len(self.recent) >= SETTLED else computed
         self.recent.append(computed)
-        return computed > PAUSE * usual
+        return computed > max(PAUSE * usual, LEAST_PAUSE)

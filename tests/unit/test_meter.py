@@ -19,7 +19,7 @@ from hvdlite.lanes.observer import Seat
 from hvdlite.lanes.request import Changed, Handle, Request
 from hvdlite.lanes.signature import Round, Signature
 from hvdlite.observers import meter
-from hvdlite.observers.meter import PAUSE, SETTLED, Meter, Spent, StepLog, Stretch
+from hvdlite.observers.meter import LEAST_PAUSE, PAUSE, SETTLED, Meter, Spent, StepLog, Stretch
 from hvdlite.transports.threads import alone
 from tests.unit.interrupts import raising_at
 
@@ -227,6 +227,16 @@ def test_a_step_with_more_than_the_usual_computing_is_a_pause(clock: Clock) -> N
     assert log.steps == Stretch(3 * SETTLED + 3, 3 * SETTLED + 2 + PAUSE, Spent())
 
 
+def test_a_hitch_of_a_busy_machine_is_no_pause(clock: Clock) -> None:
+    log = logged(clock, [*[0.001] * 10, 0.9 * LEAST_PAUSE, 1.1 * LEAST_PAUSE])
+    assert log.pauses == Stretch(1, pytest.approx(1.1 * LEAST_PAUSE), Spent())  # type: ignore[arg-type]
+
+
+def test_pauses_count_once_the_usual_time_is_known(clock: Clock) -> None:
+    for intervals, pauses in ((SETTLED - 1, 0), (SETTLED, 1)):
+        assert logged(clock, [1.0] * (1 + intervals) + [PAUSE + 0.5]).pauses.number == pauses
+
+
 def test_the_first_steps_are_no_pauses(clock: Clock) -> None:
     assert logged(clock, [1, 1, 100, 1, 1]).pauses == Stretch()
 
@@ -300,6 +310,28 @@ def test_since_leaves_out_what_was_before() -> None:
     for name in ("steps", "step_ms", "compute_ms", "waiting_ms", "samples_per_s"):
         assert found[f"hvdlite/{name}"] == pytest.approx(SUMMARY.as_dict()[f"hvdlite/{name}"]), name
     assert found["hvdlite/pauses"] == 0
+
+
+def test_ranks_that_differ() -> None:
+    """The longest time, the largest memory, the most steps; the mean of pauses. A step of 100 ms has 32 samples."""
+    other = replace(SUMMARY.records[0], wall=70, number=101, samples=32 * 101, pauses=Stretch(), peak=5 * 10**8,
+                    peak_on_gpu=2 * 10**9)  # fmt: skip
+    found = Summary((other, *SUMMARY.records[1:]), 1)
+    expected = {"wall_s": 70, "steps": 101, "samples_per_s": 960, "pauses": 4 / 3, "pauses_s": 2,
+                "peak_memory_mb": 1000, "peak_gpu_memory_mb": 2000}  # fmt: skip
+    assert {name: found.as_dict()[f"hvdlite/{name}"] for name in expected} == pytest.approx(expected)
+    text = str(found)
+    for words in ("pauses", "2, 2 s in all", "0: 500 MB, 1: 1 GB", "peak on GPU", "0: 2 GB, 1: 0 bytes", "101 steps"):
+        assert words in text, words
+
+
+def test_lines_without_a_number_are_left_out() -> None:
+    plain = replace(record(0.06, 0.02, 0.02, under_way=0.02 - 1e-9), pauses=Stretch())
+    found = Summary((plain, plain), 1)
+    assert found.hidden == 0
+    for words in ("hidden", "pauses", "peak on GPU"):
+        assert words not in str(found), words
+    assert "hidden" in str(SUMMARY) and "10 ms" in str(SUMMARY)
 
 
 def idle(first_step: float) -> Record:
