@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsInt
 
 from hvdlite.api.frameworks import peak_gpu_bytes
 from hvdlite.job import folder, runtime
-from hvdlite.job.records import Record, record
+from hvdlite.job.records import Beginning, Record, record
 from hvdlite.lanes.calls import calling
 from hvdlite.ops.objects import allgather_object
 
@@ -44,7 +45,14 @@ class Summary:
 
         Returns:
             The summary of the time between.
+
+        Raises:
+            TypeError: It is no summary.
+            ValueError: It is of a job that has ended with `hvd.shutdown()`.
         """
+        require_earlier(earlier)
+        if [each.began for each in self.records] != [each.began for each in earlier.records]:
+            raise ValueError("hvd.summary(since=...): this summary was made before the last hvd.init()")
         pairs = zip(self.records, earlier.records, strict=True)
         return Summary(tuple(mine.since(before) for mine, before in pairs), self.hosts)
 
@@ -55,9 +63,10 @@ class Summary:
             value: Returns the value of all steps of a rank.
 
         Returns:
-            The mean over all ranks; 0.0 without steps.
+            The mean over the ranks with steps; 0.0 if there are none.
         """
-        return fmean(value(each) / max(each.steps.number, 1) for each in self.records)
+        found = [value(each) / each.steps.number for each in self.records if each.steps.number]
+        return fmean(found) if found else 0.0
 
     @property
     def step(self) -> float:
@@ -81,22 +90,32 @@ class Summary:
         return hidden if hidden > 1e-6 else 0.0
 
     @property
-    def computing(self) -> list[float]:
-        """Each rank's seconds of computing per step."""
-        return [(each.steps.seconds - each.steps.spent.exposed) / max(each.steps.number, 1) for each in self.records]
+    def computing(self) -> dict[int, float]:
+        """By rank, the seconds of computing per step. Ranks without steps, such as parameter servers, are left out."""
+        return {
+            rank: (each.steps.seconds - each.steps.spent.exposed) / each.steps.number
+            for rank, each in enumerate(self.records)
+            if each.steps.number
+        }
 
     @property
     def parts(self) -> tuple[float, float, float]:
         """The seconds of a step: computing, communication, waiting for ranks."""
-        return fmean(self.computing), self.communication, self.waiting
+        return self.step - self.communication - self.waiting, self.communication, self.waiting
 
     @property
     def slowest(self) -> tuple[int, float]:
         """The rank that computes longest, and by how many seconds per step longer than the mean of the others."""
-        mine = self.computing
-        rank = mine.index(max(mine))
-        others = [*mine[:rank], *mine[rank + 1 :]]
-        return rank, mine[rank] - fmean(others) if others else 0.0
+        others = self.computing
+        rank = max(others, key=lambda rank: others[rank], default=0)
+        longest = others.pop(rank, 0.0)
+        return rank, longest - fmean(others.values()) if others else 0.0
+
+    @property
+    def beginning(self) -> Beginning:
+        """The longest time before a rank's first step; until now if no rank has stepped."""
+        found = [each for each in self.records if each.number] or self.records
+        return max((each.beginning for each in found), key=lambda each: each.seconds)
 
     @property
     def number(self) -> int:
@@ -107,7 +126,7 @@ class Summary:
         """Return numbers for a logger. Times per step and bytes per step are means over all ranks."""
         step, (compute, communication, waiting) = self.step, self.parts
         rank, extra = self.slowest
-        beginning = max((each.beginning for each in self.records), key=lambda each: each.seconds)
+        beginning = self.beginning
         found = {
             "wall_s": max(each.wall for each in self.records),
             "steps": float(self.number),
@@ -138,8 +157,8 @@ class Summary:
     @property
     def samples_per_second(self) -> float:
         """The samples of all ranks per second, outside pauses. 0.0 if the user has not counted them."""
-        samples = sum(each.samples / max(each.number, 1) for each in self.records)
-        return samples / self.step if self.step else 0.0
+        stepping = [each for each in self.records if each.steps.seconds]
+        return sum(each.samples / each.number * each.steps.number / each.steps.seconds for each in stepping)
 
     def __str__(self) -> str:
         return self.text(color=False)
@@ -181,7 +200,8 @@ def summary(since: Summary | None = None) -> Summary:
     """
     found = gathered("hvd.summary()", since)
     if runtime.rank() == 0:
-        print(found.text(color=sys.stdout.isatty()), flush=True)
+        on_terminal = getattr(sys.stdout, "isatty", None)
+        show(found.text(color=bool(on_terminal and on_terminal())))
     return found
 
 
@@ -200,11 +220,12 @@ def metrics(since: Summary | None = None) -> dict[str, float]:
     return gathered("hvd.metrics()", since).as_dict()
 
 
-def count_step(samples: int = 0) -> None:
+def count_step(samples: SupportsInt = 0) -> None:
     """Count a training step of this rank, and its samples, for `summary()`. Waits for nobody.
 
-    Steps of torch optimizers and of hvdlite's Keras and TensorFlow adapters count by themselves. A step that is counted
-    twice counts once.
+    Steps of torch optimizers and of hvdlite's Keras and TensorFlow adapters count by themselves. (In a job of one rank
+    Keras and TensorFlow reduce no gradients: there only this function and `JobMetricsCallback` count.) A step that is
+    counted twice counts once.
 
     Args:
         samples: The samples that this rank has trained on in the step. Then the summary has samples per second.
@@ -213,17 +234,40 @@ def count_step(samples: int = 0) -> None:
         NotInitializedError: `init()` has not been called.
     """
     live = runtime.current()
-    runtime.end_step(live)
-    live.observers.steps.count_samples(samples)
+    runtime.end_step(id(live))
+    live.observers.steps.count_samples(int(samples))
 
 
 def gathered(call: str, since: Summary | None) -> Summary:
     """Gather all ranks' records. Collective. call: the user's call, for messages."""
     live = runtime.current()
+    if since is not None:
+        require_earlier(since)
     with calling(call):
         records = allgather_object(record(live, peak_gpu_bytes()), name="summary")
     found = Summary(tuple(records), len(live.topology.hosts))
     return found if since is None else found.since(since)
+
+
+def require_earlier(since: object) -> None:
+    """Raise TypeError if this is no summary."""
+    if not isinstance(since, Summary):
+        raise TypeError(f"since must be what hvd.summary() has returned, not {since!r}")
+
+
+def since_if_same_job(now: Summary, earlier: Summary | None) -> Summary:
+    """Return the summary of the time after an earlier one; all of the job without one, or if it is of another job.
+
+    Callbacks keep the earlier summary, and `elastic.run` may have restarted the job since.
+    """
+    same = earlier is not None and [each.began for each in now.records] == [each.began for each in earlier.records]
+    return now.since(earlier) if same and earlier is not None else now
+
+
+def show(text: str) -> None:
+    """Print a summary on stdout, in question marks where stdout's encoding lacks a character."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 def prepare(local_rank: int) -> None:
@@ -235,16 +279,27 @@ def prepare(local_rank: int) -> None:
     live = runtime.current()
     style, hosts, rank = live.config.summary, len(live.topology.hosts), live.topology.rank
 
-    def show(records: Sequence[Any]) -> None:
-        text = Summary(tuple(records), hosts).text(color=style == "color")
-        if not folder.write("summary", text):
-            print(text, file=sys.stderr, flush=True)
+    def mine() -> Record | str:
+        """Return this rank's record, or the error that it raised. (At the end no rank waits for one that raises.)"""
+        try:
+            return record(live, peak_gpu_bytes())
+        except Exception as error:
+            return f"rank {rank}: {type(error).__name__}: {error}"
 
-    def drop(records: Sequence[object]) -> None:
-        """Another rank shows the summary."""
+    def receive(records: Sequence[Any]) -> None:
+        """Show the summary, on rank 0. A job that has ended well must not fail by its summary."""
+        if rank:
+            return
+        try:
+            failed = [each for each in records if isinstance(each, str)]
+            text = f"no summary: {failed[0]}" if failed else Summary(tuple(records), hosts).text(style == "color")
+            if not folder.add_to_summary(text):
+                print(text, file=sys.stderr, flush=True)
+        except Exception as error:
+            logging.getLogger("hvdlite").warning("no summary: %s", error)
 
     if style != "0":
-        live.everyone.eager.farewell.gather(lambda: record(live, peak_gpu_bytes()), show if rank == 0 else drop)
+        live.everyone.eager.farewell.gather(mine, receive)
 
 
 # The table
@@ -257,24 +312,24 @@ def panel(found: Summary) -> RenderableType:
     from rich.panel import Panel
     from rich.text import Text
 
-    lines: list[RenderableType] = [Text(heading(found))]
+    lines: list[RenderableType] = [Text(line) for line in headings(found)]
     if found.step:
         lines += [Text(), Text(f"A step takes {duration(found.step)}:"), bars(found)]
     lines += [Text(), facts(found)]
     return Panel(Group(*lines), title="summary", title_align="left", box=box.ROUNDED, width=WIDTH)
 
 
-def heading(found: Summary) -> str:
-    """Return the first line: ranks, time, steps."""
+def headings(found: Summary) -> tuple[str, str]:
+    """Return the first lines: ranks and time, steps."""
     ranks, hosts = len(found.records), found.hosts
-    words = [f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}"]
-    words.append(f"{duration(max(each.wall for each in found.records))} in all")
-    words.append(f"{found.number:,} step{'s' * (found.number != 1)}" if found.number else "no training steps")
+    job = [f"{ranks} rank{'s' * (ranks > 1)} on {hosts} host{'s' * (hosts > 1)}"]
+    job.append(f"{duration(max(each.wall for each in found.records))} in all")
+    steps = [f"{found.number:,} step{'s' * (found.number != 1)}" if found.number else "no training steps"]
     if found.step:
-        words.append(f"{1 / found.step:,.4g} steps/s")
+        steps.append(f"{1 / found.step:,.4g} steps/s")
     if found.samples_per_second:
-        words.append(f"{found.samples_per_second:,.0f} samples/s")
-    return "   ".join(words)
+        steps.append(f"{found.samples_per_second:,.0f} samples/s")
+    return "   ".join(job), "   ".join(steps)
 
 
 def bars(found: Summary) -> RenderableType:
@@ -310,7 +365,7 @@ def facts(found: Summary) -> RenderableType:
 def rows(found: Summary) -> Iterator[tuple[str, str]]:
     """Return names and values of the other lines."""
     rank, extra = found.slowest
-    if len(found.records) > 1 and found.step:
+    if len(found.computing) > 1:
         share = extra / max(found.computing[rank] - extra, 1e-9)
         yield "slowest rank", f"{rank}: computes {duration(extra)} ({share:.0%}) longer per step than the others"
     if (number := max(each.pauses.number for each in found.records)) > 0:
@@ -322,8 +377,8 @@ def rows(found: Summary) -> Iterator[tuple[str, str]]:
     yield "peak memory", peaks([each.peak for each in found.records])
     if any(each.peak_on_gpu for each in found.records):
         yield "peak on GPU", peaks([each.peak_on_gpu for each in found.records])
-    slowest = max((each.beginning for each in found.records), key=lambda each: each.seconds)
-    parts = [("launch", slowest.launch), ("Python and imports", slowest.imports), ("hvd.init()", slowest.init),
+    slowest = found.beginning
+    parts = [("launch", slowest.launch), ("before hvd.init()", slowest.imports), ("hvd.init()", slowest.init),
              ("data, model and first step" if found.number else "afterwards", slowest.first_step)]  # fmt: skip
     shown = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds)
     yield "first step" if found.number else "time", f"after {duration(slowest.seconds)}: {shown}"

@@ -144,6 +144,8 @@ class Exchange:
 
     Attributes:
         contents: The variables and settings.
+        list_number: Tells the lists of variables of one owner apart, for the count of steps. It is equal for all graphs
+            of one list.
         owner: The `Gradients` that connects the exchange again after a restart. A graph keeps the exchange alive, and
             the exchange keeps its owner alive.
         watched: The variables, compared between ranks.
@@ -172,6 +174,7 @@ class Exchange:
         """
         self.contents = contents
         self.owner = owner
+        self.list_number = hash((id(owner), contents.specs))
         self.watched = WatchedVariables(contents.specs, contents.settings)
         self.held: list[Array] = []
         self.used: Sequence[Use] = ()
@@ -303,7 +306,7 @@ class Exchange:
         self.used = reducer.finish_round(load, self.rounds.tag)
         self.held.clear()  # the lane has waited for the copies into every bucket
         self.rounds.end()
-        runtime.end_step(self.owner)
+        runtime.end_step(self.list_number)
         registry.round_ends()
         return self.watched.round_ends()
 

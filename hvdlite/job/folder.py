@@ -82,15 +82,29 @@ def note(word: str, rank: str | None = RANK, there: bool = True, text: str = "")
                 os.unlink(path)
 
 
-def write(word: str, text: str) -> bool:
-    """Write this rank's file of this name. Returns whether that was possible."""
+def write(word: str, text: str, mode: str = "w") -> bool:
+    """Write this rank's file of this name. Returns whether that was possible.
+
+    Args:
+        word: The first part of its name.
+        text: Its contents.
+        mode: "a" adds to what is there.
+    """
     if not (FOLDER and RANK):
         return False
     with contextlib.suppress(OSError):
-        with open(path_of(FOLDER, word, RANK), "w", encoding="utf-8", errors="replace") as file:
+        with open(path_of(FOLDER, word, RANK), mode, encoding="utf-8", errors="replace") as file:
             file.write(text)
         return True
     return False
+
+
+def add_to_summary(text: str) -> bool:
+    """Add a summary to those of earlier jobs of this process. Returns whether hvdliterun will print it.
+
+    hvdliterun reads the file of its rank 0 alone. `init(comm=...)` may make another process rank 0 of a job.
+    """
+    return RANK == "0" and write("summary", f"{text}\n", "a")
 
 
 def job_is_ending() -> bool:

@@ -18,7 +18,7 @@ class Beginning:
 
     Attributes:
         launch: From the start of hvdliterun to that of this process; 0.0 without hvdliterun.
-        imports: From there to `hvd.init()`: Python starts and imports libraries.
+        imports: From there to `hvd.init()`: Python starts, imports libraries, and may run an earlier job.
         init: `hvd.init()`, which waits for all ranks.
         first_step: From there to the end of the first step: data, models, compilation.
     """
@@ -39,6 +39,7 @@ class Record:
     """One rank's record of its job. Times are in seconds, memory in bytes.
 
     Attributes:
+        began: When `hvd.init()` began, by the process' monotonic clock. It tells jobs of one process apart.
         wall: The time since hvdliterun, or this process, has begun.
         beginning: The time before the first step.
         number: The number of training steps.
@@ -49,6 +50,7 @@ class Record:
         peak_on_gpu: The same for PyTorch's memory on the GPU; 0 without one.
     """
 
+    began: float
     wall: float
     beginning: Beginning
     number: int
@@ -61,8 +63,9 @@ class Record:
     def since(self, earlier: Record) -> Record:
         """The record of the time after an earlier record. Peaks are those of the whole job."""
         return Record(
-            self.wall - earlier.wall, self.beginning, self.number - earlier.number, self.samples - earlier.samples,
-            self.steps - earlier.steps, self.pauses - earlier.pauses, self.peak, self.peak_on_gpu,
+            self.began, self.wall - earlier.wall, self.beginning, self.number - earlier.number,
+            self.samples - earlier.samples, self.steps - earlier.steps, self.pauses - earlier.pauses, self.peak,
+            self.peak_on_gpu,
         )  # fmt: skip
 
 
@@ -79,6 +82,6 @@ def record(live: Runtime, peak_on_gpu: int) -> Record:
     first = now if steps.first is None else steps.first
     beginning = Beginning(launch, age - (now - steps.began), steps.ready - steps.began, first - steps.ready)
     return Record(
-        launch + age, beginning, steps.number, steps.samples, steps.steps, steps.pauses, resident_bytes()[1],
-        peak_on_gpu,
+        steps.began, launch + age, beginning, steps.number, steps.samples, steps.steps, steps.pauses,
+        resident_bytes()[1], peak_on_gpu,
     )  # fmt: skip

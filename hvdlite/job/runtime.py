@@ -339,15 +339,15 @@ def note_ending_job() -> None:
         exits.begin_ending()
 
 
-def end_step(who: object) -> None:
+def end_step(who: int) -> None:
     """A training step ends on this rank, if there is a job.
 
     Args:
-        who: What ends it, such as an optimizer. A step that several objects end counts once.
+        who: Tells apart what ends it: the id() of an optimizer. A step that several objects end counts once.
     """
     live = _current
-    if live is not None:
-        live.observers.steps.end(id(who))
+    if live is not None and not _forked:
+        live.observers.steps.end(who)
 
 
 def group_of(process_set: ProcessSet | None) -> Group:
@@ -415,6 +415,7 @@ def _after_fork() -> None:
     if _current is None:
         return
     if isinstance(_current.world, ThreadTransport):
+        _current.observers.meter.go_on_in_child()
         for lane in _current.groups.lanes():
             lane.go_on(ForkedError())
     else:

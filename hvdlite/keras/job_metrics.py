@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import keras
 
-from hvdlite.api.summary import Summary, gathered
+from hvdlite.api.summary import Summary, gathered, since_if_same_job
 from hvdlite.job import runtime
 from hvdlite.keras.logs import Logs, MutableLogs
 
@@ -35,16 +35,17 @@ class JobMetricsCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self.before = gathered(CALL, since=None)
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        runtime.end_step(self)  # in a job of one rank no round of gradients ends a step
-
-    def on_epoch_end(self, epoch: int, logs: MutableLogs | None = None) -> None:
-        now = gathered(CALL, since=None)
-        found = (now if self.before is None else now.since(self.before)).as_dict()
-        self.before = now
+        found = self.before.as_dict()
         if unknown := [name for name in self.names if f"hvdlite/{name}" not in found]:
             known = ", ".join(name.removeprefix("hvdlite/") for name in found)
             raise ValueError(f"JobMetricsCallback: hvd.metrics() has no {unknown[0]!r}. It has {known}")
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        runtime.end_step(id(self))  # in a job of one rank no round of gradients ends a step
+
+    def on_epoch_end(self, epoch: int, logs: MutableLogs | None = None) -> None:
+        now = gathered(CALL, since=None)
+        found = since_if_same_job(now, self.before).as_dict()
+        self.before = now
         if logs is not None:
             logs.update({f"hvdlite/{name}": found[f"hvdlite/{name}"] for name in self.names})

@@ -8,8 +8,8 @@ have not called yet. Meanwhile the lane's thread may communicate, which costs th
     counted as       compute           | waiting for ranks | communication | compute
 
 `exposed` is the time of both kinds of waits together. Lanes call the meter at each change, which takes about 0.4 us
-(MEASURED.md, "The summary"). On a GPU an operation counts as done once its work is issued, so that the meter does not see
-waits of the GPU itself.
+(MEASURED.md, "The summary"). On a GPU an operation counts as done once its work is issued, so that the meter does not
+see waits of the GPU itself.
 
 `StepLog` divides the job's time into training steps. An optimizer of torch, a round of Keras' or TensorFlow's
 gradients, or `hvd.count_step()` ends a step. If a script has several optimizers, a step ends when the first of them
@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import median
 
 from hvdlite.lanes.observer import Seat
@@ -31,6 +31,7 @@ from hvdlite.transports.sent_bytes import SentBytes
 RECENT = 31  # steps of which the median time is usual
 SETTLED = 5  # steps before any may count as a pause
 PAUSE = 5.0  # times the usual computing time: longer is a pause, not a step
+LEAST_PAUSE = 0.05  # seconds; a busy machine interrupts a short step for longer than five times its length
 
 
 @dataclass(frozen=True)
@@ -52,29 +53,38 @@ class Spent:
     memory: int = 0
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Spent)))
+        return Spent(
+            self.exposed + other.exposed, self.waiting + other.waiting, self.under_way + other.under_way,
+            self.network + other.network, self.memory + other.memory,
+        )  # fmt: skip
 
     def __sub__(self, other: Spent) -> Spent:
-        return Spent(*(getattr(self, each.name) - getattr(other, each.name) for each in fields(Spent)))
+        return Spent(
+            self.exposed - other.exposed, self.waiting - other.waiting, self.under_way - other.under_way,
+            self.network - other.network, self.memory - other.memory,
+        )  # fmt: skip
 
 
 class Meter:
     """Measures this rank. An observer of all lanes, and called by threads that wait for letters. For any thread.
 
+    It keeps sets, not counts. If a signal handler raises, the end of a wait or of an operation may be lost. The end of
+    that thread's next wait, or of that lane's next operation, then corrects the set.
+
     Attributes:
         sent: Counts the bytes that this rank sends.
         lock: Protects the other attributes. A signal handler may call while its thread holds the lock.
-        waits: The number of the user's threads that wait in hvdlite.
-        operations: The number of operations under way.
+        waits: The user's threads that wait in hvdlite.
+        operations: The lanes with an operation under way, by id() of their seats. A lane runs one at a time.
         changed: The time of the last change of these two.
-        exposed, waiting, under_way: The sums up to that time: see `Spent`.
+        exposed, waiting, under_way: The sums up to that time; see `Spent`.
     """
 
     def __init__(self, sent: SentBytes) -> None:
         self.sent = sent
         self.lock = threading.RLock()
-        self.waits = 0
-        self.operations = 0
+        self.waits: set[int] = set()
+        self.operations: set[int] = set()
         self.changed = time.monotonic()
         self.exposed, self.waiting, self.under_way = 0.0, 0.0, 0.0
 
@@ -82,44 +92,54 @@ class Meter:
     def spent(self) -> Spent:
         """The sums up to now."""
         with self.lock:
-            self.change()
+            self.pass_time()
             return Spent(self.exposed, self.waiting, self.under_way, self.sent.network, self.sent.memory)
 
-    def change(self, waits: int = 0, operations: int = 0) -> None:
-        """Add the time since the last change to the sums. waits, operations: what is added to these numbers."""
-        with self.lock:
-            now = time.monotonic()
-            passed, self.changed = now - self.changed, now
-            if self.operations > 0:
-                self.under_way += passed
-            if self.waits > 0:
-                self.exposed += passed
-                if self.operations <= 0:
-                    self.waiting += passed
-            self.waits += waits
-            self.operations += operations
+    def pass_time(self) -> None:
+        """Add the time since the last change to the sums. The caller holds the lock."""
+        now = time.monotonic()
+        passed, self.changed = now - self.changed, now
+        if self.operations:
+            self.under_way += passed
+        if self.waits:
+            self.exposed += passed
+            if not self.operations:
+                self.waiting += passed
+
+    def go_on_in_child(self) -> None:
+        """Make a new lock in a forked child, in which no thread waits and no operation is under way."""
+        self.lock = threading.RLock()
+        self.waits.clear()
+        self.operations.clear()
 
     # Called by lanes: see lanes.observer
 
     def wait_begins(self) -> None:
         """A thread of the user begins to wait."""
-        self.change(waits=1)
+        with self.lock:
+            self.pass_time()
+            self.waits.add(threading.get_ident())
 
     def wait_ends(self) -> None:
         """That thread goes on."""
-        self.change(waits=-1)
+        with self.lock:
+            self.pass_time()
+            self.waits.discard(threading.get_ident())
 
     def queued(self, seat: Seat, request: Request[T]) -> None:
         """This rank has called the request."""
 
     def agreed(self, seat: Seat, request: Request[T]) -> None:
         """All ranks have called the request, and its work begins."""
-        self.change(operations=1)
+        with self.lock:
+            self.pass_time()
+            self.operations.add(id(seat))
 
     def done(self, seat: Seat, request: Request[T]) -> None:
         """The request has its result, or its error."""
-        if request.agreed:
-            self.change(operations=-1)
+        with self.lock:
+            self.pass_time()
+            self.operations.discard(id(seat))
 
 
 @dataclass(frozen=True)
@@ -210,4 +230,4 @@ class StepLog:
         """Whether an interval with so many seconds of computing is a pause."""
         usual = median(self.recent) if len(self.recent) >= SETTLED else computed
         self.recent.append(computed)
-        return computed > PAUSE * usual
+        return computed > max(PAUSE * usual, LEAST_PAUSE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import Callback
 
-from hvdlite.api.summary import Summary, gathered
+from hvdlite.api.summary import Summary, gathered, since_if_same_job
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -34,7 +34,7 @@ class JobMetricsCallback(Callback):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         now = gathered(CALL, since=None)
-        found = (now if self.before is None else now.since(self.before)).as_dict()
+        found = since_if_same_job(now, self.before).as_dict()
         self.before = now
         for logger in trainer.loggers:
             logger.log_metrics(found, step=trainer.global_step)

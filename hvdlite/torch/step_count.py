@@ -21,4 +21,4 @@ def count_steps() -> RemovableHandle:
 def end_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """An optimizer has stepped."""
     if not step_is_nested(optimizer):
-        runtime.end_step(optimizer)
+        runtime.end_step(id(optimizer))

@@ -177,3 +177,41 @@ def test_children_know_their_parents_rank_between_init_and_shutdown(size: int, t
     script.write_text(CHILD.replace("LAUNCHER", repr(jobs.mpiexec())).replace("MPI)", f"{size > 0})"))
     result = jobs.run(size, [str(script)])
     assert result.code == 0 and result.output.count("went on") == max(size, 1), result.output
+
+
+STEPS = """
+import os, threading, time
+import hvdlite as hvd
+from hvdlite.job import runtime
+
+hvd.init()
+meter, held, over = runtime.current().observers.meter, threading.Event(), threading.Event()
+
+def other_thread():
+    with meter.lock:
+        held.set()
+        over.wait()
+
+threading.Thread(target=other_thread).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    for _ in range(3):
+        runtime.end_step(1)
+    os._exit(runtime.known().observers.steps.number)
+over.set()
+deadline = time.monotonic() + 10
+while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+    if time.monotonic() > deadline:
+        os.kill(child, 9)
+    time.sleep(0.01)
+assert os.waitstatus_to_exitcode(ended[1]) == (0 if hvd.size() > 1 else 3), ended
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_a_forked_child_may_step_an_optimizer_while_the_parent_measures(size: int) -> None:
+    """A child of a rank counts no steps. In a job without MPI the child goes on by itself."""
+    result = jobs.run(size, ["-c", STEPS])
+    assert result.code == 0 and result.output.count("went on") == max(size, 1), result.output

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+import io
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 
-from hvdlite.api.summary import Summary, duration, size
+from hvdlite.algorithms import Place
+from hvdlite.api.summary import WIDTH, Summary, duration, show, since_if_same_job, size
 from hvdlite.job.records import Beginning, Record
+from hvdlite.lanes.lane import Lane
 from hvdlite.lanes.observer import Seat
-from hvdlite.lanes.request import Request
-from hvdlite.lanes.signature import Signature
+from hvdlite.lanes.request import Changed, Handle, Request
+from hvdlite.lanes.signature import Round, Signature
 from hvdlite.observers import meter
-from hvdlite.observers.meter import PAUSE, SETTLED, Meter, Spent, StepLog, Stretch
+from hvdlite.observers.meter import LEAST_PAUSE, PAUSE, SETTLED, Meter, Spent, StepLog, Stretch
 from hvdlite.transports.sent_bytes import SentBytes
+from hvdlite.transports.threads import alone
+from tests.unit.interrupts import raising_at
 
 
 class Clock:
@@ -36,13 +44,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-SEAT = Seat((0,), 0)
+LANES = Seat((0,), 0), Seat((0,), 0)
 
 
-def request(agreed: float) -> Request[None]:
-    found = Request[None](Signature("note", "x"), lambda at: None)
-    found.agreed = agreed
-    return found
+def request(name: str = "x") -> Request[None]:
+    return Request[None](Signature("note", name), lambda at: None)
 
 
 def operation(measuring: Meter, clock: Clock, seconds: float) -> None:
@@ -52,12 +58,18 @@ def operation(measuring: Meter, clock: Clock, seconds: float) -> None:
     end(measuring)
 
 
-def begin(measuring: Meter) -> None:
-    measuring.agreed(SEAT, request(agreed=1.0))
+def begin(measuring: Meter, lane: Seat = LANES[0]) -> None:
+    measuring.agreed(lane, request())
 
 
-def end(measuring: Meter, agreed: float = 1.0) -> None:
-    measuring.done(SEAT, request(agreed))
+def end(measuring: Meter, lane: Seat = LANES[0]) -> None:
+    measuring.done(lane, request())
+
+
+def in_a_thread(function: Callable[[], object]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
 
 
 def test_a_wait_is_for_ranks_until_an_operation_is_under_way(clock: Clock) -> None:
@@ -85,25 +97,89 @@ def test_an_operation_is_exposed_only_while_a_thread_waits(clock: Clock) -> None
 
 def test_waits_of_two_threads_and_two_operations_count_once(clock: Clock) -> None:
     measuring = Meter(SentBytes())
-    for _ in range(2):
+    for lane in LANES:
+        begin(measuring, lane)
+    measuring.wait_begins()
+
+    def other_thread() -> None:
         measuring.wait_begins()
-        begin(measuring)
-    clock.pass_(3)
-    measuring.wait_ends()
-    end(measuring)
+        clock.pass_(3)
+        measuring.wait_ends()
+
+    in_a_thread(other_thread)
+    end(measuring, LANES[0])
     clock.pass_(1)
-    end(measuring)
+    end(measuring, LANES[1])
     clock.pass_(2)
     measuring.wait_ends()
+    clock.pass_(8)
     assert measuring.spent == Spent(exposed=6, waiting=2, under_way=4)
 
 
 def test_a_request_that_fails_before_all_ranks_call_is_no_operation(clock: Clock) -> None:
     measuring = Meter(SentBytes())
     begin(measuring)
-    end(measuring, agreed=0.0)
+    end(measuring, LANES[1])
     clock.pass_(1)
     assert measuring.spent.under_way == 1
+
+
+def test_an_operation_ends_though_its_request_is_in_the_next_round_already(clock: Clock) -> None:
+    """The user's thread may begin the next round before the lane's thread notifies observers of the last one's end."""
+    measuring, same = Meter(SentBytes()), request()
+    same.agree(flag=0)
+    measuring.agreed(LANES[0], same)
+    clock.pass_(1)
+    same.again(Round("round {}", (2,)))
+    measuring.done(LANES[0], same)
+    clock.pass_(2)
+    assert measuring.spent == Spent(0, 0, under_way=1)
+
+
+@pytest.mark.parametrize(
+    "method", [Lane.run_here, Lane.execute, Lane.settle, Handle.wait, Changed.wait_begins, Changed.wait_ends,
+               Meter.wait_begins, Meter.wait_ends, Meter.agreed, Meter.done, Meter.pass_time],
+)  # fmt: skip
+def test_a_signals_handler_that_raises_leaves_no_wait_and_no_operation(method: Callable[..., object]) -> None:
+    """At each line of these methods: after the next call nothing waits, and nothing is under way."""
+    first, reached = method.__code__.co_firstlineno, 0
+    for line in range(first + 1, first + len(inspect.getsource(method).splitlines())):
+        measuring = Meter(SentBytes())
+        lane = Lane(alone(), Place(1, False), observers=[measuring])
+
+        def both(name: str, lane: Lane = lane) -> None:
+            lane.run(request(name))
+            lane.submit(request(name)).wait()
+
+        with raising_at(method, line):
+            try:
+                both("x")
+            except KeyboardInterrupt:
+                reached += 1
+        both("y")
+        assert not measuring.waits and not measuring.operations, line
+    assert reached
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_threads(clock: Clock) -> None:
+    """At the fork another thread holds the lock, and waits while an operation is under way."""
+    measuring, held, over = Meter(SentBytes()), threading.Event(), threading.Event()
+
+    def other_thread() -> None:
+        measuring.wait_begins()
+        begin(measuring)
+        with measuring.lock:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    held.wait()
+    measuring.go_on_in_child()
+    clock.pass_(1)
+    assert measuring.spent == Spent()
+    over.set()
+    thread.join()
 
 
 def test_sums_run_on_while_a_thread_waits(clock: Clock) -> None:
@@ -152,6 +228,16 @@ def test_a_step_with_more_than_the_usual_computing_is_a_pause(clock: Clock) -> N
     assert log.steps == Stretch(3 * SETTLED + 3, 3 * SETTLED + 2 + PAUSE, Spent())
 
 
+def test_a_hitch_of_a_busy_machine_is_no_pause(clock: Clock) -> None:
+    log = logged(clock, [*[0.001] * 10, 0.9 * LEAST_PAUSE, 1.1 * LEAST_PAUSE])
+    assert log.pauses == Stretch(1, pytest.approx(1.1 * LEAST_PAUSE), Spent())  # type: ignore[arg-type]
+
+
+def test_pauses_count_once_the_usual_time_is_known(clock: Clock) -> None:
+    for intervals, pauses in ((SETTLED - 1, 0), (SETTLED, 1)):
+        assert logged(clock, [1.0] * (1 + intervals) + [PAUSE + 0.5]).pauses.number == pauses
+
+
 def test_the_first_steps_are_no_pauses(clock: Clock) -> None:
     assert logged(clock, [1, 1, 100, 1, 1]).pauses == Stretch()
 
@@ -180,7 +266,7 @@ def record(compute: float, waiting: float, communication: float, under_way: floa
         (waiting + communication) * number, waiting * number, (under_way or communication) * number, 1000 * number, 10
     )
     steps = Stretch(number, (compute + waiting + communication) * number, spent)
-    return Record(60, BEGINNING, number, 32 * number, steps, Stretch(2, 3, Spent()), 10**9, 0)
+    return Record(0, 60, BEGINNING, number, 32 * number, steps, Stretch(2, 3, Spent()), 10**9, 0)
 
 
 SUMMARY = Summary((record(0.06, 0.02, 0.02), record(0.08, 0.0, 0.02), record(0.06, 0.02, 0.02, 0.05)), hosts=1)
@@ -209,7 +295,7 @@ def test_the_table_says_it_in_words() -> None:
 
 
 def test_a_summary_without_steps() -> None:
-    none = Record(2, BEGINNING, 0, 0, Stretch(), Stretch(), 10**6, 0)
+    none = Record(0, 2, BEGINNING, 0, 0, Stretch(), Stretch(), 10**6, 0)
     found = Summary((none,), 1)
     assert "no training steps" in str(found) and found.as_dict()["hvdlite/steps_per_s"] == 0
 
@@ -218,7 +304,7 @@ def test_since_leaves_out_what_was_before() -> None:
     earlier = Summary(tuple(record(0.1, 0.1, 0.1, number=40) for _ in range(3)), 1)
     later = Summary(
         tuple(
-            Record(70, BEGINNING, 140, each.samples + 1280, each.steps + before.steps, each.pauses, 0, 0)
+            Record(0, 70, BEGINNING, 140, each.samples + 1280, each.steps + before.steps, each.pauses, 0, 0)
             for each, before in zip(SUMMARY.records, earlier.records, strict=True)
         ),
         1,
@@ -227,6 +313,77 @@ def test_since_leaves_out_what_was_before() -> None:
     for name in ("steps", "step_ms", "compute_ms", "waiting_ms", "samples_per_s"):
         assert found[f"hvdlite/{name}"] == pytest.approx(SUMMARY.as_dict()[f"hvdlite/{name}"]), name
     assert found["hvdlite/pauses"] == 0
+
+
+def test_ranks_that_differ() -> None:
+    """The longest time, the largest memory, the most steps; the mean of pauses. A step of 100 ms has 32 samples."""
+    other = replace(SUMMARY.records[0], wall=70, number=101, samples=32 * 101, pauses=Stretch(), peak=5 * 10**8,
+                    peak_on_gpu=2 * 10**9)  # fmt: skip
+    found = Summary((other, *SUMMARY.records[1:]), 1)
+    expected = {"wall_s": 70, "steps": 101, "samples_per_s": 960, "pauses": 4 / 3, "pauses_s": 2,
+                "peak_memory_mb": 1000, "peak_gpu_memory_mb": 2000}  # fmt: skip
+    assert {name: found.as_dict()[f"hvdlite/{name}"] for name in expected} == pytest.approx(expected)
+    text = str(found)
+    for words in ("pauses", "2, 2 s in all", "0: 500 MB, 1: 1 GB", "peak on GPU", "0: 2 GB, 1: 0 bytes", "101 steps"):
+        assert words in text, words
+
+
+def test_lines_without_a_number_are_left_out() -> None:
+    plain = replace(record(0.06, 0.02, 0.02, under_way=0.02 - 1e-9), pauses=Stretch())
+    found = Summary((plain, plain), 1)
+    assert found.hidden == 0
+    for words in ("hidden", "pauses", "peak on GPU"):
+        assert words not in str(found), words
+    assert "hidden" in str(SUMMARY) and "10 ms" in str(SUMMARY)
+
+
+def idle(first_step: float) -> Record:
+    """A rank without steps, such as a parameter server."""
+    beginning = Beginning(0.5, 2, 0.25, first_step)
+    return Record(0, 60, beginning, 0, 0, Stretch(), Stretch(), 10**9, 0)
+
+
+def test_ranks_without_steps_are_left_out_of_means() -> None:
+    """A server waits 57 s for clients. Steps take 100 ms as before, and the first of them was after 4 s."""
+    found, plain = Summary((idle(57), *SUMMARY.records), 1).as_dict(), SUMMARY.as_dict()
+    for name in ("step_ms", "compute_ms", "waiting_ms", "communication_ms", "hidden_comm_ms", "samples_per_s",
+                 "steps_per_s", "slowest_rank_extra_ms", "first_step_s"):  # fmt: skip
+        assert found[f"hvdlite/{name}"] == pytest.approx(plain[f"hvdlite/{name}"]), name
+    assert found["hvdlite/slowest_rank"] == 2
+    assert "slowest rank" not in str(Summary((idle(1), SUMMARY.records[0]), 1))
+
+
+def test_samples_of_ranks_with_steps_of_other_lengths() -> None:
+    """320 samples/s at 100 ms per step, and 160 at 200 ms: strategies let ranks go on at their own speed."""
+    found = Summary((record(0.1, 0, 0), record(0.2, 0, 0, number=50)), 1)
+    assert found.samples_per_second == pytest.approx(480)
+
+
+def test_since_refuses_what_is_no_earlier_summary_of_the_job() -> None:
+    another = Summary(tuple(replace(each, began=1.0) for each in SUMMARY.records), 1)
+    with pytest.raises(ValueError, match=r"before the last hvd\.init"):
+        SUMMARY.since(another)
+    with pytest.raises(TypeError, match=r"what hvd\.summary\(\) has returned"):
+        SUMMARY.since(SUMMARY.as_dict())  # type: ignore[arg-type]
+    assert since_if_same_job(SUMMARY, another) is SUMMARY and since_if_same_job(SUMMARY, None) is SUMMARY
+    assert since_if_same_job(SUMMARY, SUMMARY).number == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 64, 1000])
+def test_a_table_of_many_ranks_fits(ranks: int) -> None:
+    records = tuple(replace(record(0.1 + rank, 0.2, 0.1), samples=10**9, number=10**6) for rank in range(ranks))
+    text = str(Summary(records, max(ranks // 8, 1)))
+    assert {len(line) for line in text.splitlines()} == {WIDTH} and len(text.splitlines()) < 20
+    assert "samples/s" in text and "1,000,000 steps" in text
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_table_can_be_printed_in_any_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr("sys.stdout", page)
+    show("╭ 10 ms █")
+    page.seek(0)
+    assert page.read() == ("╭ 10 ms █\n" if encoding == "utf-8" else "? 10 ms ?\n")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [
@@ -251,8 +408,8 @@ def test_the_meter_is_cheap() -> None:
     def one() -> float:
         began = time.perf_counter()
         for _ in range(1000):
-            measuring.change(waits=1)
-            measuring.change(waits=-1)
+            measuring.wait_begins()
+            measuring.wait_ends()
         return (time.perf_counter() - began) / 2000
 
     assert min(one() for _ in range(5)) < 6e-6

@@ -298,7 +298,7 @@ class StrategySteps:
         """An update has ended. Returns whether `after` must follow."""
         running = self.present()
         self.passes += 1
-        runtime.end_step(self)
+        runtime.end_step(id(self))
         return self.moves(self.passes) and running.update_ends()
 
     def moves(self, passes: int) -> bool:

@@ -66,7 +66,9 @@ def check_computing_and_waiting() -> None:
     if p > 1:
         assert rank == p - 1 and abs(extra - 10 * p) < 1e3 * SLACK, found
     assert found["hvdlite/steps"] == STEPS + 1
-    assert abs(found["hvdlite/samples_per_s"] * found["hvdlite/step_ms"] / 1e3 - 5 * p) < 1e-6
+    assert (
+        abs(found["hvdlite/samples_per_s"] * found["hvdlite/step_ms"] / 1e3 / p - 5) < 0.1
+    )  # steps of ranks differ by some us
 
 
 def check_communication_in_the_callers_thread() -> None:
@@ -136,18 +138,34 @@ def check_summary_at_the_end() -> None:
         assert ("\x1b[" in text) == (style == "color" and hvd.rank() == 0)
 
 
-def check_summary_in_the_jobs_folder() -> None:
-    """With hvdliterun rank 0 leaves the text in the job's folder, and prints nothing."""
+def check_summaries_in_the_jobs_folder() -> None:
+    """With hvdliterun rank 0 leaves the text of each job in the job's folder, and prints nothing."""
     restart(SUMMARY="1")
-    hvd.count_step()
     with tempfile.TemporaryDirectory() as path:
         here = unittest.mock.patch.multiple(folder, FOLDER=path, RANK=str(hvd.rank()))
         with here, contextlib.redirect_stderr(io.StringIO()) as printed:
-            hvd.shutdown()
+            for steps in (1, 2):
+                hvd.init()
+                for _ in range(steps):
+                    hvd.count_step()
+                hvd.shutdown()
         hvd.init()
         found = [each.name for each in Path(path).iterdir() if each.name.startswith("summary")]
         assert found == (["summary.0"] if hvd.rank() == 0 else []) and not printed.getvalue(), found
-        assert hvd.rank() or "1 step" in (Path(path) / "summary.0").read_text()
+        text = (Path(path) / "summary.0").read_text() if hvd.rank() == 0 else "1 step, 2 steps"
+        assert "1 step" in text and "2 steps" in text
+
+
+def check_a_job_whose_rank_0_is_not_hvdliteruns() -> None:
+    """`init(comm=...)` can make hvdliterun's rank 1 rank 0. hvdliterun does not read its file, so it prints."""
+    restart(SUMMARY="1")
+    with tempfile.TemporaryDirectory() as path:
+        here = unittest.mock.patch.multiple(folder, FOLDER=path, RANK=str(hvd.rank() + 1))
+        with here, contextlib.redirect_stderr(io.StringIO()) as printed:
+            hvd.shutdown()
+        assert not [each for each in Path(path).iterdir() if each.name.startswith("summary")]
+        hvd.init()
+    assert ("no training steps" in printed.getvalue()) == (hvd.rank() == 0)
 
 
 def check_ranks_must_agree_on_a_summary() -> None:
@@ -163,3 +181,47 @@ def check_ranks_must_agree_on_a_summary() -> None:
     finally:
         del os.environ["HVDLITE_SUMMARY"]
         hvd.init()
+
+
+def check_a_summary_that_fails_does_not_fail_the_job() -> None:
+    """At the end, without a summary: a rank's record raises, or rank 0 cannot print. All ranks leave well."""
+    for fails in ("record", "print"):
+        restart(SUMMARY="1")
+        broken, expected = unittest.mock.Mock(side_effect=OSError("no space left")), ""
+        if fails == "record":
+            expected = f"no summary: rank {hvd.size() - 1}: OSError: no space left"
+        name = "hvdlite.api.summary.record" if fails == "record" else "builtins.print"
+        last = hvd.rank() == (hvd.size() - 1 if fails == "record" else 0)
+        patch = unittest.mock.patch(name, broken) if last else contextlib.nullcontext()
+        with patch, contextlib.redirect_stderr(io.StringIO()) as printed:
+            hvd.shutdown()
+        assert broken.called == last
+        hvd.init()
+        assert hvd.rank() or expected in printed.getvalue(), printed.getvalue()
+        assert (hvd.allreduce(np.ones(3), op=hvd.Sum) == hvd.size()).all()
+    restart()
+
+
+def check_summaries_of_other_jobs_and_wrong_arguments() -> None:
+    earlier = gathered("a test", since=None)
+    restart()
+    require_error(ValueError, lambda: hvd.metrics(since=earlier), "before the last hvd.init()")
+    require_error(TypeError, lambda: hvd.metrics(since=hvd.metrics()), "what hvd.summary() has returned")  # type: ignore[arg-type]
+    for _ in range(3):
+        hvd.count_step(samples=np.int32(2**31 - 1))
+    assert runtime.current().observers.steps.samples == 3 * (2**31 - 1)
+    with contextlib.redirect_stdout(Writer()) as printed:
+        hvd.summary()
+    assert ("3 steps" in printed.text) == (hvd.rank() == 0)
+
+
+class Writer:
+    """A stdout of a script's own, which can only write."""
+
+    text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        """Nothing is kept back."""

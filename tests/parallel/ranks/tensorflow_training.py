@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import hvdlite.tensorflow as hvd
 from hvdlite import MismatchError
+from hvdlite.job import runtime
 from tests.parallel.common import at_sizes, last, require_error
 from tests.parallel.keras_common import (
     BATCH,
@@ -362,3 +363,27 @@ def check_after_a_restart() -> None:
     hvd.DistributedOptimizer(optimizer)
     together = fit(optimizer, share(), BATCH // hvd.size())
     require_close(weights(together), alone(lambda: weights(fit(keras.optimizers.SGD(0.05)))), "restarted")
+
+
+def check_steps_of_two_models_and_of_two_graphs_are_counted() -> None:
+    """Two models that train in turn, as in a GAN, make one step. A function traced for two shapes counts each call."""
+    hvd.shutdown()
+    hvd.init()
+    first, second = (tf.Variable(tf.ones((length, 3))) for length in (2, 4))
+
+    def train(variable: tf.Variable, x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable) * tf.reduce_sum(x)
+        hvd.DistributedGradientTape(tape).gradient(loss, [variable])
+
+    function = tf.function(train)
+    for _ in range(6):
+        train(first, tf.ones(3))
+        train(second, tf.ones(3))
+    expected = 6 if hvd.size() > 1 else 0
+    assert runtime.current().observers.steps.number == expected
+    hvd.shutdown()
+    hvd.init()
+    for step in range(6):
+        function(first, tf.ones(3 + step % 2))
+    assert runtime.current().observers.steps.number == expected
