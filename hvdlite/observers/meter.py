@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from statistics import median
 
@@ -177,7 +177,7 @@ class StepLog:
         steps: The steps after the first one.
         pauses: The pauses.
         samples: The samples that the user has counted.
-        seen: Who has ended a step since the last one began.
+        seen: How often each has stepped since the last step ended. The one that ended it is there, too.
         last: When that step began, and what had been spent then.
         recent: The computing times of the last intervals.
     """
@@ -188,7 +188,7 @@ class StepLog:
         self.first: float | None = None
         self.steps, self.pauses = Stretch(), Stretch()
         self.samples = 0
-        self.seen: set[int] = set()
+        self.seen = Counter[int]()
         self.last = self.began, Spent()
         self.recent: deque[float] = deque(maxlen=RECENT)
 
@@ -211,17 +211,19 @@ class StepLog:
         Args:
             who: Tells several of them apart.
         """
-        if self.first is not None and who not in self.seen:
-            self.seen.add(who)
+        known = who in self.seen
+        self.seen[who] += 1
+        if self.first is not None and not known:
             return
-        self.seen = {who}
+        number = max(self.seen.values())  # 2 where a new optimizer takes over: its first step could be a companion's
+        self.seen = Counter({who: 0})
         (before, spent_before), self.last = self.last, (time.monotonic(), self.meter.spent)
         now, spent = self.last
         if self.first is None:
             self.first = now
             return
-        interval = Stretch(1, now - before, spent - spent_before)
-        if self.is_pause(interval.seconds - interval.spent.exposed):
+        interval = Stretch(number, now - before, spent - spent_before)
+        if self.is_pause((interval.seconds - interval.spent.exposed) / number):
             self.pauses += interval
         else:
             self.steps += interval

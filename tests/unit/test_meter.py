@@ -218,7 +218,17 @@ def test_another_optimizer_goes_on_with_the_count(clock: Clock) -> None:
     for _ in range(10):
         clock.pass_(1)
         log.end(2)
-    assert log.number in (19, 20) and log.steps.seconds == log.number - 1 + (log.number == 19)
+    assert (log.number, log.steps) == (20, Stretch(19, 19, Spent()))
+
+
+@pytest.mark.parametrize(("loop", "steps"), [((1, 1, 2), 2), ((1, 2, 2), 2), ((1, 1, 1, 2), 3), ((1, 2, 3, 2), 2)])
+def test_optimizers_that_step_in_unequal_numbers(clock: Clock, loop: tuple[int, ...], steps: int) -> None:
+    """A loop has as many steps as the optimizer that steps most often."""
+    log = StepLog(Meter(SentBytes()), clock.now)
+    for _ in range(20):
+        for who in loop:
+            log.end(who)
+    assert abs(log.number - 20 * steps) <= 1
 
 
 def test_a_step_with_more_than_the_usual_computing_is_a_pause(clock: Clock) -> None:
