@@ -24,6 +24,8 @@ from hvdlite.ops.stand_in import Zeros
 class Lazy(Protocol):
     """A torch tensor. Arithmetic with it does not wait for its GPU; `float` does."""
 
+    @property
+    def is_cpu(self) -> bool: ...
     def detach(self) -> Self: ...
     def double(self) -> Self: ...
     def bool(self) -> Self: ...
@@ -65,11 +67,11 @@ class Metric:
 
         Raises:
             TypeError: An argument is not a number.
-            ValueError: A tensor has more elements than one, or the count is a negative number. (A torch tensor is not
-                read, so that its sign stays unknown.)
+            ValueError: A tensor has more elements than one, or the count is negative (on a GPU: not noticed).
         """
         mean, samples = number(value, "value"), number(count, "count")
-        if isinstance(samples, float):
+        if isinstance(samples, float) or samples.is_cpu:
+            samples = float(samples)
             if samples < 0:
                 raise ValueError(f"Metric.update(count={count!r}): a number of samples is not negative")
             if samples == 0:

@@ -84,7 +84,8 @@ def shard(data: T, *, even: bool | None = None, seed: int = 0, process_set: Proc
 
     With even=True all ranks get equally many samples, and so take equally many steps: up to size - 1 samples are left
     out. With even=False every sample goes to exactly one rank, and numbers of samples may differ by one. No sample is
-    given out twice. Without `even=`, "warns" gives a warning on rank 0 if the ranks' numbers of samples may differ.
+    given out twice. Sample i goes to rank i % size; in a shuffled DataLoader, i counts in the epoch's order. Without
+    `even=`, "warns" gives a warning on rank 0 if the ranks' numbers of samples may differ.
 
     A DataLoader keeps its settings; batch_size is that of each rank. A shuffled one begins a new epoch, with another
     permutation, each time it is iterated over. `loader.set_epoch(n)` chooses the next epoch's number, for resuming. All

@@ -104,6 +104,16 @@ def test_the_applications_handlers_get_the_lines_instead(
     assert capsys.readouterr().err == "again\n"
 
 
+def test_handlers_above_a_logger_that_does_not_propagate_do_not_count(
+    log: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_rank(monkeypatch, 0)
+    monkeypatch.setattr(log, "propagate", False)
+    logging.basicConfig()
+    log.info("hello")
+    assert capsys.readouterr().err.endswith("rank 0 INFO: hello\n")
+
+
 def test_a_null_handler_takes_no_lines(
     log: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

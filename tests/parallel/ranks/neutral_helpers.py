@@ -41,7 +41,11 @@ class Top(hvd.Metric):
 
     def __init__(self, k: int) -> None:
         super().__init__()
-        self.k = k
+        self.k, self.epochs = k, 1
+
+    def reset(self) -> None:
+        super().reset()
+        self.epochs += 1
 
 
 class Table:
@@ -72,7 +76,7 @@ def check_print() -> None:
     """Rank 0 prints, as Python's print does, and every rank's lines where it is asked to."""
     p, r = hvd.size(), hvd.rank()
     assert printed("a", 1, sep="-", end="!") == only_on_rank_0("a-1!")
-    assert printed() == only_on_rank_0("\n")
+    assert printed() == only_on_rank_0("\n") and printed("a", 1, sep=None) == only_on_rank_0("a 1\n")
     everyones = "".join(f"rank {rank}: r\nrank {rank}: {rank}\n" for rank in range(p))
     assert printed(f"r\n{r}", all=True) == only_on_rank_0(everyones)
     assert printed(all=True, end=";") == only_on_rank_0("".join(f"rank {rank}: ;" for rank in range(p)))
@@ -179,7 +183,7 @@ def check_metric() -> None:
     top = Top(5)
     top.update(7)
     top.reset()
-    assert top.k == 5 and math.isnan(top.compute())
+    assert top.k == 5 and top.epochs == 2 and math.isnan(top.compute())
     metric.update(3)
     assert metric.compute() == 3.0
 
@@ -223,7 +227,13 @@ def check_shares_of_tables_go_by_position() -> None:
 
 def check_uneven_shares_warn_on_rank_0_unless_asked_for() -> None:
     p, r = hvd.size(), hvd.rank()
-    for n, even, expected in ((p + 1, None, p > 1), (2 * p, None, False), (p + 1, False, False), (p + 1, True, False)):
+    for n, even, expected in (
+        (p + 1, None, p > 1),
+        (2 * p, None, False),
+        (p, True, False),
+        (p + 1, False, False),
+        (p + 1, True, False),
+    ):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             hvd.shard(list(range(n)), even=even)

@@ -200,6 +200,16 @@ def check_what_cannot_be_divided() -> None:
         require_error(TypeError, lambda: hvd.shard(wrong), "hvd.shard", *words)
 
 
+class OnGPU(torch.Tensor):
+    """A tensor that stands for one on a GPU."""
+
+    is_cpu = False
+
+
+def unread(value: float) -> torch.Tensor:
+    return torch.tensor(value).as_subclass(OnGPU)
+
+
 def check_a_metric_keeps_tensors_and_their_values() -> None:
     """A tensor that changes later, or needs gradients, is counted as it was. Sums are in float64."""
     p, r = hvd.size(), hvd.rank()
@@ -218,10 +228,13 @@ def check_a_metric_keeps_tensors_and_their_values() -> None:
     exact.update(torch.tensor(2.0**24), 1)
     exact.update(torch.tensor(1.0), 1)
     assert exact.compute() == (2.0**24 + 1) / 2
-    for count in (torch.tensor(0), torch.tensor(0.0)):  # an empty batch, of which the count is a tensor
+    for count in (torch.tensor(0), torch.tensor(0.0), unread(0), unread(0.0)):  # an empty batch
         exact.update(torch.tensor(torch.nan), count)
         exact.update(torch.nan, count)
     assert exact.compute() == (2.0**24 + 1) / 2
+    exact.update(torch.tensor(0.0), unread(2))
+    assert isinstance(exact._count, torch.Tensor) and exact.compute() == (2.0**24 + 1) / 4
+    require_error(ValueError, lambda: metric.update(1.0, torch.tensor(-1)), "not negative")
     require_error(ValueError, lambda: metric.update(torch.ones(2)), "2 elements")
     require_error(ValueError, lambda: hvd.average_metrics({"loss": torch.ones(0)}), "metric loss", "0 elements")
 
