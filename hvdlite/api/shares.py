@@ -88,10 +88,10 @@ def shard(data: T, *, even: bool | None = None, seed: int = 0, process_set: Proc
     `even=`, "warns" gives a warning on rank 0 if the ranks' numbers of samples may differ.
 
     A DataLoader keeps its settings; batch_size is that of each rank. A shuffled one begins a new epoch, with another
-    permutation, each time it is iterated over. `loader.set_epoch(n)` chooses the next epoch's number, for resuming. All
-    ranks must iterate equally often: if one rank alone looks at a batch, let it call `loader.set_epoch` afterwards.
-
-    A DataLoader's `generator`, and `hvd.seed`, do not change that permutation: `seed` does.
+    permutation, each time it is iterated over. `loader.set_epoch(n)` chooses the next epoch's number, for resuming. A
+    new share begins with epoch 0: make it once, before the loop over epochs. All ranks must iterate equally often: if
+    one rank alone looks at a batch, let it call `loader.set_epoch` afterwards. A DataLoader's `generator`, and
+    `hvd.seed`, do not change that permutation: `seed` does.
 
     For tf.data, shard before you shuffle and batch: `hvd.shard(dataset, even=True).shuffle(2000).batch(32)`. If ranks
     shuffle before, each in another order, some samples go to several ranks, and some to none.
@@ -103,7 +103,7 @@ def shard(data: T, *, even: bool | None = None, seed: int = 0, process_set: Proc
         process_set: The ranks that share the data. Default: all ranks.
 
     Returns:
-        This rank's share, of the same type. Arrays are views.
+        This rank's share, as in the table. It shares memory with NumPy arrays and torch tensors.
 
     Raises:
         NotInitializedError: `hvd.init()` has not been called.
