@@ -24,14 +24,18 @@ from hvdlite.ops.stand_in import Zeros
 class Lazy(Protocol):
     """A torch tensor. Arithmetic with it does not wait for its GPU; `float` does."""
 
+    @property
+    def is_cpu(self) -> bool: ...
     def detach(self) -> Self: ...
     def double(self) -> Self: ...
+    def bool(self) -> Self: ...
     def numel(self) -> int: ...
     def reshape(self, shape: tuple[()]) -> Self: ...
     def __float__(self) -> float: ...
     def __add__(self, other: object) -> Self: ...
     def __radd__(self, other: object) -> Self: ...
     def __mul__(self, other: object) -> Self: ...
+    def where(self, condition: object, other: float) -> Self: ...
     def __rmul__(self, other: object) -> Self: ...
 
 
@@ -48,28 +52,33 @@ class Metric:
     GPU. Tensors of other frameworks are read at once.
     """
 
+    _sum: float | Lazy
+    _count: float | Lazy
+
     def __init__(self) -> None:
-        self._sum: float | Lazy = 0.0
-        self._count: float | Lazy = 0.0
+        Metric.reset(self)
 
     def update(self, value: object, count: object = 1) -> None:
         """Add a batch. Not collective.
 
         Args:
             value: The mean over the batch: a number, or a tensor with one element. The tensor may change afterwards.
-            count: The number of samples, of the same types. With 0, the call does nothing.
+            count: The number of samples, of the same types. With 0, the call does nothing, even if the value is nan.
 
         Raises:
             TypeError: An argument is not a number.
-            ValueError: A tensor has more elements than one, or the count is negative.
+            ValueError: A tensor has more elements than one, or the count is negative (on a GPU: not noticed).
         """
         mean, samples = number(value, "value"), number(count, "count")
-        if isinstance(samples, float):
+        if isinstance(samples, float) or samples.is_cpu:
+            samples = float(samples)
             if samples < 0:
                 raise ValueError(f"Metric.update(count={count!r}): a number of samples is not negative")
             if samples == 0:
                 return
-        self._sum = self._sum + mean * samples
+            self._sum = self._sum + mean * samples
+        else:
+            self._sum = self._sum + (samples * mean).where(samples.bool(), 0.0)  # nan * 0 is nan
         self._count = self._count + samples
 
     def compute(self, process_set: ProcessSet | None = None) -> float:
@@ -88,7 +97,7 @@ class Metric:
 
     def reset(self) -> None:
         """Forget all batches."""
-        self.__init__()  # type: ignore[misc]
+        self._sum = self._count = 0.0
 
     def totals(self) -> tuple[float, float]:
         """This rank's sum and count. Waits for the GPU.
@@ -148,7 +157,7 @@ def totals_of(name: str, metric: object) -> tuple[float, float]:
     """Return this rank's sum and count of a metric."""
     if isinstance(metric, Metric):
         return metric.totals()
-    total, count = metric if isinstance(metric, (tuple, list)) and len(metric) == 2 else (metric, 1.0)
+    total, count = metric if isinstance(metric, tuple) and len(metric) == 2 else (metric, 1.0)
     return float(number(total, name)), float(number(count, f"{name} (count)"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TextIO, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from hvdlite.job import facts
 from hvdlite.lanes.calls import calling
@@ -18,12 +18,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class Writable(Protocol):
+    """What `print` writes to."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+
+
 def print(
     *objects: object,
     all: bool = False,
     sep: str | None = " ",
     end: str | None = "\n",
-    file: TextIO | None = None,
+    file: Writable | None = None,
     flush: bool = True,
 ) -> None:
     """Print on rank 0 only; on other ranks do nothing. Works after `hvd.shutdown()`, too.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import random
 import sys
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -15,11 +16,12 @@ SEEDERS = {"torch": "manual_seed", "tensorflow": "random.set_seed", "keras": "ut
 LARGEST = 2**32 - 1
 
 
-def seed(n: int, per_rank: bool = False) -> int:
+def seed(n: SupportsIndex, per_rank: bool = False) -> int:
     """Seed the global random number generators of Python, NumPy and every framework that is imported.
 
     The frameworks are PyTorch (CUDA, too), TensorFlow and Keras. Call this after their imports, and before the model is
-    made. It is not collective.
+    made. It is not collective. A DataLoader from `hvd.shard` shuffles by the `seed=` of `hvd.shard`.
+    Random splits of the data must be alike on all ranks: make them before a call with `per_rank`.
 
         hvd.seed(42)                    # the same model and shuffling on all ranks
         hvd.seed(42, per_rank=True)     # other dropout and augmentation on each rank

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Rows(Protocol):
-    """An array or a sequence of samples."""
+    """An array, a sequence of samples, or the `iloc` of a DataFrame."""
 
     def __getitem__(self, rows: slice) -> object: ...
 
@@ -79,18 +79,22 @@ def shard(data: T, *, even: bool | None = None, seed: int = 0, process_set: Proc
     | torch DataLoader without shuffle (evaluation)       | a new DataLoader                   | False           |
     | torch Dataset with a length                         | a Subset                           | False, warns    |
     | tf.data.Dataset                                     | a tf.data.Dataset                  | False, warns    |
-    | array, tensor, list or other sequence               | every size-th row                  | False, warns    |
+    | array, tensor, DataFrame, list or other sequence    | every size-th row                  | False, warns    |
     | tuple or dict of equally long arrays, also nested   | the same tuple or dict of shares   | False, warns    |
 
     With even=True all ranks get equally many samples, and so take equally many steps: up to size - 1 samples are left
     out. With even=False every sample goes to exactly one rank, and numbers of samples may differ by one. No sample is
-    given out twice. Without `even=`, "warns" gives a warning on rank 0 if the ranks' numbers of samples may differ.
+    given out twice. Sample i goes to rank i % size; in a shuffled DataLoader, i counts in the epoch's order. Without
+    `even=`, "warns" gives a warning on rank 0 if the ranks' numbers of samples may differ.
 
     A DataLoader keeps its settings; batch_size is that of each rank. A shuffled one begins a new epoch, with another
-    permutation, each time it is iterated over. `loader.set_epoch(n)` chooses the next epoch's number, for resuming. All
-    ranks must iterate equally often: if one rank alone looks at a batch, let it call `loader.set_epoch` afterwards.
+    permutation, each time it is iterated over. `loader.set_epoch(n)` chooses the next epoch's number, for resuming. A
+    new share begins with epoch 0: make it once, before the loop over epochs. All ranks must iterate equally often: if
+    one rank alone looks at a batch, let it call `loader.set_epoch` afterwards. A DataLoader's `generator`, and
+    `hvd.seed`, do not change that permutation: `seed` does.
 
-    For tf.data, shard before you shuffle and batch: `hvd.shard(dataset, even=True).shuffle(2000).batch(32)`.
+    For tf.data, shard before you shuffle and batch: `hvd.shard(dataset, even=True).shuffle(2000).batch(32)`. If ranks
+    shuffle before, each in another order, some samples go to several ranks, and some to none.
 
     Args:
         data: As in the table, equal on all ranks, and in the same order.
@@ -99,7 +103,7 @@ def shard(data: T, *, even: bool | None = None, seed: int = 0, process_set: Proc
         process_set: The ranks that share the data. Default: all ranks.
 
     Returns:
-        This rank's share, of the same type. Arrays are views.
+        This rank's share, as in the table. It shares memory with NumPy arrays and torch tensors.
 
     Raises:
         NotInitializedError: `hvd.init()` has not been called.
@@ -115,7 +119,7 @@ def shard(data: T, *, even: bool | None = None, seed: int = 0, process_set: Proc
             raise ValueError(f"hvd.shard: the arrays differ in length: {said}. Each must have one row for each sample")
         return cast(T, divided(data, mine.rows(next(iter(lengths.values()), 0))))
     if is_rows(data):
-        return cast(T, data[mine.rows(length_of(data, "the data"))])
+        return cast(T, divided(data, mine.rows(length_of(data, "the data"))))
     return cast(T, frameworks.shares_of(data)(data, mine))
 
 
@@ -134,9 +138,9 @@ def place_in(process_set: ProcessSet | None) -> tuple[int, int]:
 
 
 def is_rows(data: object) -> TypeGuard[Rows]:
-    """Whether it is an array, a tensor, or a sequence of samples other than a text."""
+    """Whether it is an array, a tensor, a DataFrame, or a sequence of samples other than a text."""
     array = hasattr(data, "shape") and hasattr(data, "dtype") and hasattr(data, "__getitem__")
-    return array or (isinstance(data, Sequence) and not isinstance(data, (str, bytes)))
+    return array or hasattr(data, "iloc") or (isinstance(data, Sequence) and not isinstance(data, (str, bytes)))
 
 
 def length_of(rows: object, path: str) -> int:
@@ -167,4 +171,4 @@ def divided(data: object, rows: slice) -> object:
     if isinstance(data, tuple):
         parts = tuple(divided(value, rows) for value in data)
         return data._make(parts) if hasattr(data, "_make") else parts
-    return cast(Rows, data)[rows]
+    return cast(Rows, getattr(data, "iloc", data))[rows]  # [] of a Series may take labels

@@ -24,8 +24,12 @@ def logger(name: str = "train") -> logging.Logger:
         log.info("epoch %d: loss %.4f", epoch, loss)      # [2026-11-29 22:30:08,123] rank 0 INFO: epoch 3: loss 0.1234
 
     Lines go to stderr, with time and rank. If the application has handlers (`logging.basicConfig`), they get the lines
-    instead; their format may contain %(rank)s. A level that the application has set is kept. Before `hvd.init()` the
-    rank is the one that the launcher announces.
+    instead. A level that the application has set is kept. Before `hvd.init()` the rank is the one that the launcher
+    announces.
+
+    Handlers' formats may contain %(rank)s. A handler that gets records of other loggers, too, needs a default for it:
+    `logging.Formatter(form, defaults={"rank": "-"})`. Loggers below this one do not inherit what each rank logs: get
+    them with `hvd.logger`, too.
 
     Args:
         name: The logger's name, as for `logging.getLogger`.
@@ -65,7 +69,7 @@ class Lines(logging.StreamHandler[TextIO]):
         self.addFilter(passes)  # records of loggers below this one have not passed its own filter
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = list(handlers_for(record.name))
+        found = [each for each in handlers_for(record.name) if not isinstance(each, logging.NullHandler)]
         if found[:1] == [self] and all(isinstance(each, Lines) for each in found):
             self.stream = sys.stderr
             super().emit(record)

@@ -37,7 +37,7 @@ def complete_groups(data: Any, mine: Share) -> Any:
 
     Elements are not stacked, so their shapes may differ.
     """
-    is_tuple = isinstance(data.element_spec, tuple)
+    is_tuple = type(data.element_spec) is tuple  # flat_map unpacks no named tuple
 
     def own(*group: Any) -> Any:
         return tf.data.Dataset.zip(group if is_tuple else group[0]).skip(mine.rank).take(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar, cast, overload
 
 from torch.utils.data import (
@@ -18,6 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 from hvdlite.api import shares
 from hvdlite.api.shares import Share
 from hvdlite.job.process_sets import ProcessSet
+from hvdlite.system.user_warnings import warn
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -36,17 +38,15 @@ class ShareSampler(DistributedSampler[Any]):
     does not.
     """
 
-    def __init__(self, dataset: Dataset[Any], share: Share, shuffle: bool, even: bool) -> None:
+    def __init__(self, dataset: Dataset[Any], share: Share, shuffle: bool) -> None:
         """
         Args:
             dataset: A dataset with a length.
-            share: How samples are divided.
+            share: How samples are divided. Its `even` is True or False.
             shuffle: Whether samples are shuffled, alike on all ranks.
-            even: Whether all ranks get equally many samples.
         """
-        super().__init__(dataset, share.size, share.rank, shuffle=shuffle, seed=share.seed, drop_last=even)
-        length = len(cast(Sized, dataset))
-        self.total_size = length - length % share.size if even else length
+        super().__init__(dataset, share.size, share.rank, shuffle=shuffle, seed=share.seed, drop_last=bool(share.even))
+        self.total_size = share.end(len(cast(Sized, dataset)))
         self.num_samples = len(range(share.rank, self.total_size, share.size))
 
     def __iter__(self) -> Any:
@@ -67,13 +67,21 @@ class ShareLoader(DataLoader[T]):
         cast(ShareSampler, self.sampler).set_epoch(epoch)
 
 
+class ShareSubset(Subset[T]):
+    """A rank's share of a Dataset. It is not divided again."""
+
+
 class Shard(Protocol):
-    """The type of `hvd.shard` here: a DataLoader's share has `set_epoch`."""
+    """The type of `hvd.shard` here: a DataLoader's share has `set_epoch`, and a Dataset's share is a Subset."""
 
     @overload
     def __call__(
         self, data: DataLoader[T], *, even: bool | None = None, seed: int = 0, process_set: ProcessSet | None = None
     ) -> ShareLoader[T]: ...
+    @overload
+    def __call__(
+        self, data: Dataset[T], *, even: bool | None = None, seed: int = 0, process_set: ProcessSet | None = None
+    ) -> ShareSubset[T]: ...
     @overload
     def __call__(
         self, data: D, *, even: bool | None = None, seed: int = 0, process_set: ProcessSet | None = None
@@ -91,7 +99,7 @@ def share(data: object, mine: Share) -> object:
         mine: How samples are divided.
 
     Raises:
-        TypeError: It is another object, has no length, or a sampler of its own.
+        TypeError: It is another object, has no length or a sampler of its own, or is a share already.
     """
     if isinstance(data, DataLoader):
         return share_of_loader(data, mine)
@@ -99,7 +107,7 @@ def share(data: object, mine: Share) -> object:
         raise TypeError(f"hvd.shard: {type(data).__name__} is no data: give a DataLoader, a Dataset or a tensor")
     require_length(data)
     rows = mine.rows(len(cast(Sized, data)))
-    return Subset(data, range(rows.start, rows.stop, rows.step))
+    return ShareSubset(data, range(rows.start, rows.stop, rows.step))
 
 
 def share_of_loader(loader: DataLoader[T], mine: Share) -> ShareLoader[T]:
@@ -121,14 +129,22 @@ def share_of_loader(loader: DataLoader[T], mine: Share) -> ShareLoader[T]:
         raise TypeError(f"hvd.shard cannot divide the batches of a batch_sampler. Give batch_size=, or {YOURSELF}")
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise TypeError(f"hvd.shard would lose what {type(loader).__name__} does in __iter__: {YOURSELF}")
-    even = shuffle if mine.even is None else mine.even
-    dealt = ShareSampler(loader.dataset, mine, shuffle, even)
+    mine = replace(mine, even=shuffle) if mine.even is None else mine
+    dealt = ShareSampler(loader.dataset, mine, shuffle)
     settings = {name: getattr(loader, name) for name in KEPT}
-    return ShareLoader(loader.dataset, sampler=dealt, **settings)
+    found = ShareLoader(loader.dataset, sampler=dealt, **settings)
+    if mine.rank == 0 and len(dealt) > 0 and len(found) == 0:
+        warn(
+            f"hvd.shard: each epoch has no steps. drop_last=True leaves out incomplete batches, and a rank's "
+            f"{len(dealt)} samples are fewer than batch_size={loader.batch_size}, which counts for each rank"
+        )
+    return found
 
 
 def require_length(data: Dataset[Any]) -> None:
-    """Raise TypeError for a Dataset that cannot be indexed, or has no length."""
+    """Raise TypeError for a Dataset that cannot be indexed, has no length, or is a share already."""
+    if isinstance(data, ShareSubset):
+        raise TypeError("hvd.shard: the Dataset is this rank's share already. Shard the Dataset or its DataLoader once")
     if isinstance(data, IterableDataset):
         raise TypeError(
             f"hvd.shard cannot divide {type(data).__name__}, an IterableDataset: let its __iter__ yield this rank's "

@@ -104,6 +104,28 @@ def test_the_applications_handlers_get_the_lines_instead(
     assert capsys.readouterr().err == "again\n"
 
 
+def test_handlers_above_a_logger_that_does_not_propagate_do_not_count(
+    log: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_rank(monkeypatch, 0)
+    monkeypatch.setattr(log, "propagate", False)
+    logging.basicConfig()
+    log.info("hello")
+    assert capsys.readouterr().err.endswith("rank 0 INFO: hello\n")
+
+
+def test_a_null_handler_takes_no_lines(
+    log: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Packages give one to their logger."""
+    on_rank(monkeypatch, 0)
+    log.addHandler(logging.NullHandler())
+    log.handlers.reverse()
+    logging.getLogger().addHandler(logging.NullHandler())
+    log.info("hello")
+    assert capsys.readouterr().err.endswith("rank 0 INFO: hello\n")
+
+
 def test_the_applications_level_is_kept(log: logging.Logger) -> None:
     assert log.level == logging.INFO
     log.setLevel(logging.DEBUG)
@@ -149,7 +171,7 @@ def test_before_init(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 def test_seeds() -> None:
     """The rule is NumPy's for spawned generators. Seeds are deterministic, and do not need init()."""
-    assert hvd.seed(7) == 7
+    assert hvd.seed(7) == 7 == hvd.seed(np.int64(7))
     assert random.random() == random.Random(7).random()
     assert np.random.random() == np.random.RandomState(7).random_sample()
     children = np.random.SeedSequence(7).spawn(3)

@@ -24,6 +24,44 @@ class Pair(NamedTuple):
     b: object
 
 
+class Words:
+    """What a user's print may write to."""
+
+    text = flushed = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        self.flushed = self.text
+
+
+class Top(hvd.Metric):
+    """A user's metric, with an argument of its own."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k, self.epochs = k, 1
+
+    def reset(self) -> None:
+        super().reset()
+        self.epochs += 1
+
+
+class Table:
+    """Like pandas' DataFrames and Series: `[]` takes labels, `iloc[]` takes positions."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.rows, self.shape, self.dtype = rows, (len(rows), 1), "int"
+
+    def __getitem__(self, label: object) -> None:
+        raise KeyError(label)
+
+    @property
+    def iloc(self) -> list[int]:
+        return self.rows
+
+
 def printed(*objects: object, **how: Any) -> str:
     file = io.StringIO()
     hvd.print(*objects, file=file, **how)
@@ -38,11 +76,14 @@ def check_print() -> None:
     """Rank 0 prints, as Python's print does, and every rank's lines where it is asked to."""
     p, r = hvd.size(), hvd.rank()
     assert printed("a", 1, sep="-", end="!") == only_on_rank_0("a-1!")
-    assert printed() == only_on_rank_0("\n")
+    assert printed() == only_on_rank_0("\n") and printed("a", 1, sep=None) == only_on_rank_0("a 1\n")
     everyones = "".join(f"rank {rank}: r\nrank {rank}: {rank}\n" for rank in range(p))
     assert printed(f"r\n{r}", all=True) == only_on_rank_0(everyones)
     assert printed(all=True, end=";") == only_on_rank_0("".join(f"rank {rank}: ;" for rank in range(p)))
     assert hvdlite.numpy.print is hvd.print
+    own = Words()
+    hvd.print("a", file=own)
+    assert own.flushed == only_on_rank_0("a\n")
 
 
 def check_print_and_rank_zero_only_after_shutdown() -> None:
@@ -139,12 +180,16 @@ def check_metric() -> None:
         assert math.isclose(found, expected, rel_tol=1e-15)
     metric.reset()
     assert math.isnan(metric.compute())
+    top = Top(5)
+    top.update(7)
+    top.reset()
+    assert top.k == 5 and top.epochs == 2 and math.isnan(top.compute())
     metric.update(3)
     assert metric.compute() == 3.0
 
 
 def check_what_is_no_metric() -> None:
-    for wrong in ("3", None, {}, [1, 2, 3]):
+    for wrong in ("3", None, {}, [1, 2, 3], [1, 2], (1, 2, 3)):
         require_error(TypeError, lambda: hvd.average_metrics({"loss": wrong}), "metric loss", "no number")
     require_error(ValueError, lambda: hvd.average_metrics({"loss": np.ones(3)}), "3 elements")
     require_error(ValueError, lambda: hvd.Metric().update(1.0, -1), "not negative")
@@ -171,9 +216,24 @@ def check_shares_of_arrays() -> None:
     assert hvd.shard(np.arange(3 * p))[1] == p + r and np.shares_memory(hvd.shard(rows, even=False), rows)
 
 
+def check_shares_of_tables_go_by_position() -> None:
+    p, r = hvd.size(), hvd.rank()
+    table = Table(list(range(2 * p)))
+    assert hvd.shard(table) == [r, r + p]  # type: ignore[comparison-overlap]
+    assert hvd.shard({"x": table, "y": [0] * (2 * p)}) == {"x": [r, r + p], "y": [0, 0]}
+    del table.dtype  # as a DataFrame, whose columns have types
+    assert hvd.shard(table) == [r, r + p]  # type: ignore[comparison-overlap]
+
+
 def check_uneven_shares_warn_on_rank_0_unless_asked_for() -> None:
     p, r = hvd.size(), hvd.rank()
-    for n, even, expected in ((p + 1, None, p > 1), (2 * p, None, False), (p + 1, False, False), (p + 1, True, False)):
+    for n, even, expected in (
+        (p + 1, None, p > 1),
+        (2 * p, None, False),
+        (p, True, False),
+        (p + 1, False, False),
+        (p + 1, True, False),
+    ):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             hvd.shard(list(range(n)), even=even)

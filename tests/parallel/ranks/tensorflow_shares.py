@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -12,6 +12,13 @@ import tensorflow as tf
 import hvdlite.keras
 import hvdlite.tensorflow as hvd
 from tests.parallel.common import require_error, require_same_bits
+
+
+class Pair(NamedTuple):
+    """A structure of tensors."""
+
+    a: Any
+    b: Any
 
 
 def elements(dataset: Any) -> list[Any]:
@@ -55,7 +62,8 @@ def check_structures_and_ragged_elements() -> None:
     more = 1 if p > 1 else 0  # than all ranks together get
     data = tf.data.Dataset.range(2 * p + more).map(lambda i: tf.range(i))
     assert [len(each) for each in elements(hvd.shard(unknown(data), even=True))] == [r, r + p]
-    for structure in (lambda i: (i, -i), lambda i: (i,), lambda i: {"x": i, "y": (i, i)}, lambda i: (i, {"y": -i})):
+    for structure in (lambda i: (i, -i), lambda i: (i,), lambda i: {"x": i, "y": (i, i)}, lambda i: (i, {"y": -i}),
+                      lambda i: Pair(i, -i), lambda i: (Pair(i, -i), i), lambda i: (Pair(i, -i),)):  # fmt: skip
         whole = tf.data.Dataset.range(2 * p + more).map(structure)
         share = hvd.shard(unknown(whole), even=True)
         assert share.element_spec == whole.element_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, assert_type
 
 import numpy as np
 import torch
@@ -105,6 +105,24 @@ def grouped(samples: list[int]) -> list[list[int]]:
     return [samples[i : i + 4] for i in range(0, len(samples), 4)]
 
 
+def check_an_epoch_without_steps_is_a_warning() -> None:
+    """Because ranks are more than samples, or a share is less than a batch that drop_last leaves out."""
+    p, r = hvd.size(), hvd.rank()
+    for n, drop_last, even, words in (
+        (p - 1, False, None, f"{p - 1} samples are fewer than {p} ranks"),
+        (2 * p, True, None, "drop_last=True"),
+        (2 * p, True, False, "drop_last=True"),
+        (3 * p, True, None, ""),
+        (2 * p, False, None, ""),
+    ):
+        loader = DataLoader(Squares(n), 3, shuffle=n > 0, drop_last=drop_last)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            share = hvd.shard(loader, even=even)
+        assert [words in str(each.message) for each in caught] == [True] * (bool(words) and r == 0 and n > 0), words
+        assert len(share) == (1 if not words else 0)
+
+
 def check_the_keyword_overrides_the_choice() -> None:
     p, r = hvd.size(), hvd.rank()
     n = 3 * p + p - 1
@@ -149,6 +167,7 @@ def check_datasets_and_tensors() -> None:
         images, labels = hvd.shard((torch.arange(2.0 * n).reshape(n, 2), torch.arange(n)), even=False)
         assert labels.tolist() == list(range(r, n, p)) and (images[:, 0] == 2 * labels).all()
     part = hvd.shard(TensorDataset(torch.arange(2 * p), torch.arange(2 * p)))
+    assert_type(part.dataset, Dataset[tuple[torch.Tensor, ...]])
     assert [int(x) for x, _ in DataLoader(part, 1)] == [r, r + p]
 
 
@@ -170,6 +189,8 @@ def check_what_cannot_be_divided() -> None:
         (DataLoader(data, sampler=WeightedRandomSampler([1.0] * 8, 4)), "WeightedRandomSampler", "DistributedSampler"),
         (DataLoader(data, sampler=DistributedSampler(data, 1, 0)), "DistributedSampler"),
         (hvd.shard(DataLoader(data)), "ShareSampler"),
+        (hvd.shard(data, even=True), "this rank's share already"),
+        (DataLoader(hvd.shard(data, even=True)), "this rank's share already"),
         (DataLoader(data, sampler=RandomSampler(data, replacement=True)), "replacement="),
         (DataLoader(data, sampler=RandomSampler(data, num_samples=3)), "num_samples="),
         (DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 2, False)), "batch_sampler", "batch_size="),
@@ -177,6 +198,16 @@ def check_what_cannot_be_divided() -> None:
         (torch.nn.Linear(1, 1), "Linear is no data"),
     ):  # fmt: skip
         require_error(TypeError, lambda: hvd.shard(wrong), "hvd.shard", *words)
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that stands for one on a GPU."""
+
+    is_cpu = False
+
+
+def unread(value: float) -> torch.Tensor:
+    return torch.tensor(value).as_subclass(OnGPU)
 
 
 def check_a_metric_keeps_tensors_and_their_values() -> None:
@@ -197,6 +228,13 @@ def check_a_metric_keeps_tensors_and_their_values() -> None:
     exact.update(torch.tensor(2.0**24), 1)
     exact.update(torch.tensor(1.0), 1)
     assert exact.compute() == (2.0**24 + 1) / 2
+    for count in (torch.tensor(0), torch.tensor(0.0), unread(0), unread(0.0)):  # an empty batch
+        exact.update(torch.tensor(torch.nan), count)
+        exact.update(torch.nan, count)
+    assert exact.compute() == (2.0**24 + 1) / 2
+    exact.update(torch.tensor(0.0), unread(2))
+    assert isinstance(exact._count, torch.Tensor) and exact.compute() == (2.0**24 + 1) / 4
+    require_error(ValueError, lambda: metric.update(1.0, torch.tensor(-1)), "not negative")
     require_error(ValueError, lambda: metric.update(torch.ones(2)), "2 elements")
     require_error(ValueError, lambda: hvd.average_metrics({"loss": torch.ones(0)}), "metric loss", "0 elements")
 
