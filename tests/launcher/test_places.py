@@ -239,6 +239,42 @@ def shell() -> Iterator[bytes]:
     yield b"yes\nthank you\n"
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_inner_bar_in_a_file_takes_a_line_a_second(recorded: Recorded, depth: int, whole: bool) -> None:
+    """As tqdm writes bars below each other: down, the inner bar, up. A log has no moves up, which would make a terminal
+    that shows the log write over its lines. Lines that end are all there."""
+    printer, source = pipe(), Source(0, 2)
+    down, up = b"\n" * depth, b"\x1b[A" * depth
+    for epoch in range(2):
+        pieces = [b"\repochs %d/2" % epoch]
+        for step in range(101):
+            pieces += [down, b"\rsteps %d/100" % step, up]
+        pieces += [down, b"\r" + b" " * 20, b"\r", up, b"\repoch %d ends  \n" % epoch]
+        text = b"".join(pieces)
+        fed = pieces if whole else [text[at : at + 1] for at in range(len(text))]
+        for piece in fed:
+            printer.feed(source, piece)
+            recorded.now += 10.0 / len(fed)
+            printer.flush(source, older_than=0.1)
+    printer.feed(source, b"the end\n")
+    shown = [line.removeprefix(b"[0]<stderr>:").rstrip() for line in recorded.lines()]
+    assert b"\x1b" not in recorded.data and b"\r" not in recorded.data
+    assert 15 <= sum(line.startswith(b"steps") for line in shown) <= 24, "ten seconds an epoch"
+    assert [line for line in shown if line.startswith(b"epoch ") or line == b"the end"] == [
+        b"epoch 0 ends", b"epoch 1 ends", b"the end",
+    ]  # fmt: skip
+    assert shown.count(b"") == 1 + 2 * (depth - 1), "what follows the last newline, and rows that the bars skip"
+
+
+def test_after_an_inner_bar_newlines_end_lines_again(recorded: Recorded) -> None:
+    printer, source = pipe(), Source(0, 1)
+    printer.feed(source, b"\repochs\n\rsteps\x1b[A\n\r     \r\x1b[A\repochs done\n")
+    recorded.data = b""
+    printer.feed(source, b"\n30%\x1b[A\n\r5%\r  \r\n")
+    assert recorded.data == ZERO + b"\n" + ZERO + b"30%\x1b[A\n" + ZERO + b"5%\n"
+
+
 BARS: list[Callable[[], Iterator[bytes]]] = [tqdm, nested, keras, rich, lambda: rich(transient=True), spinner, shell]
 
 
