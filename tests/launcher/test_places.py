@@ -298,6 +298,23 @@ def test_a_progress_bar_passes_undamaged(recorded: Recorded, bar: Callable[[], I
     assert shown.cursor
 
 
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+def test_no_row_of_rich_waits_for_the_next_refresh(recorded: Recorded, cut: int) -> None:
+    """The last one has no newline. rich draws again before unfinished lines are shown, and erases that row first.
+
+    cut: bytes of the next piece that come with a piece. They may be a part of a control sequence.
+    """
+    printer, source, alone = screen(Style.AUTO), Source(0, 1), Grid()
+    pieces = list(rich())
+    for number, piece in enumerate(pieces):
+        alone.feed(piece)
+        following = b"".join(pieces[number + 1 : number + 2])[:cut]
+        printer.feed(source, piece[cut if number else 0 :] + following)
+        if b"\x1b[1A" in piece and following in (b"", b"\r", b"\r\x1b", b"\r\x1b["):
+            assert Grid().feed(recorded.data).seen == alone.seen
+    assert any(b"\x1b[1A" in piece for piece in pieces)
+
+
 @pytest.mark.parametrize("bar", [tqdm, keras, rich, lambda: rich(transient=True), shell])
 def test_other_ranks_lines_damage_no_progress_bar(recorded: Recorded, bar: Callable[[], Iterator[bytes]]) -> None:
     """Rank 1 writes a line after each refresh. Without its lines, the terminal shows what it would show without it."""
