@@ -431,6 +431,21 @@ def test_what_is_higher_than_the_terminal_is_finished(recorded: Recorded) -> Non
     assert "".join(seen).count("x") == WIDTH * 30 and seen[-2:] == ["1|hello", "0|y"]
 
 
+def test_binary_output_ends_no_job(recorded: Recorded) -> None:
+    """Random bytes with control sequences; a count has more digits than Python converts."""
+    chance = random.Random(3)
+    parts = [b"\x1b[", b"\r", b"\n", b"\b", b"2", b"9" * 5000, b"A", b"D", b"F", b"G", b"J", b"K", b"m", b";"]
+    for made in (pipe, screen):
+        for _ in range(8):
+            printer, sources = made(), (Source(0, 1), Source(1, 2))
+            for _ in range(20):
+                source = chance.choice(sources)
+                printer.feed(source, b"".join(chance.choices([*parts, chance.randbytes(1)], k=10)))
+                if chance.random() < 0.5:
+                    printer.flush(source)
+            printer.end_lines()
+
+
 def test_an_answer_that_was_typed_is_not_erased(recorded: Recorded) -> None:
     printer, zero = screen(), Source(0, 1)
     printer.feed(zero, b"name? ")
