@@ -10,6 +10,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from hvdlite_launcher.command import Command, Job, Settings, compose
 from hvdlite_launcher.environment import forwarded, kept
 from hvdlite_launcher.options import USAGE, parse
 from hvdlite_launcher.output import Printer
+from hvdlite_launcher.places import write_all
 from hvdlite_launcher.prefixes import Prefixes, Style
 from hvdlite_launcher.probe import Mpi, find_mpi
 from hvdlite_launcher.readiness import NotReadyError
@@ -44,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _find_home()
             return checks.check(options)
         if options.dry_run:
-            _dry_run(options)
-            return 0
+            return _dry_run(options)
         outcome = launch(options)
         if outcome.message:
             say(outcome.message)
@@ -122,14 +123,20 @@ def _plan(options: argparse.Namespace) -> Plan:
     return Plan(wanted, mpi, prefixes, environ, begun, searched)
 
 
-def _dry_run(options: argparse.Namespace) -> None:
-    """Print the command to stdout, and start nothing. Raises UsageError."""
+def _dry_run(options: argparse.Namespace) -> int:
+    """Print the command to stdout, and start nothing. Returns hvdliterun's exit code. Raises UsageError."""
     with _environment_as_before():
         plan, job = _plan(options), new_job()
         command = plan.command(job)
         if options.verbose:
             _show_libraries(plan.mpi, command, plan.wanted)
-        print(shown.command(command, plan.wanted, job), flush=True)
+        try:
+            write_all(1, os.fsencode(shown.command(command, plan.wanted, job) + "\n"))  # arguments may be any bytes
+        except BrokenPipeError:
+            return 128 + signal.SIGPIPE
+        except OSError as error:
+            raise UsageError(f"stdout: {error.strerror}", 1) from error
+    return 0
 
 
 def _launch(options: argparse.Namespace, task: bytes | None, agent: subprocess.Popen[bytes]) -> Outcome:

@@ -124,7 +124,7 @@ class Block:
 
     def _obey(self, act: bytes, count: bytes, reclaim: Callable[[int], list[bytes]]) -> bool:
         """Carry out a control sequence. Returns False for one that stays part of the row."""
-        number = int(count) if count.isdigit() else 1
+        number = int(count[:9]) if count.isdigit() else 1
         if act in (b"A", b"F"):
             self._climb(number, reclaim)
         elif act in (b"B", b"E"):

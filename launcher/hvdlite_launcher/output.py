@@ -1,7 +1,8 @@
 """Prints the ranks' output. Each line begins with its rank (`prefixes`), and goes to a pipe or a terminal (`places`).
 
 A source's bytes are printed up to the last end of a line: `\\n`, or the `\\r` of a progress bar. The beginning of a
-line (a prompt) waits for UNFINISHED_LINE, because most lines come in pieces.
+line (a prompt) waits for UNFINISHED_LINE, because most lines come in pieces. Rows that a rank draws again, after it
+has moved the cursor up, do not wait: the last one ends without a newline, and the next refresh begins by erasing it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -16,6 +18,8 @@ from hvdlite_launcher.places import Key, Lines, Place, Raw, Screen, write_all
 from hvdlite_launcher.prefixes import Prefixes, Style
 from hvdlite_launcher.terminal import can_redraw
 
+_CLIMB = re.compile(rb"\x1b\[\d*[AF]")
+_PART = re.compile(rb"(?:\r|\x1b(?:\[[\d;?]*)?)\Z")  # of \r\n, or of a control sequence
 _LONGEST = 1 << 20  # bytes of a line that are held back; other ranks' lines may cut a longer one
 
 
@@ -38,7 +42,10 @@ class Source:
             self.rest = b""
             return text
         self.since = self.since if self.rest else time.monotonic()
-        if b"\n" in data or b"\r" in data or self.rest.endswith(b"\r"):
+        if _CLIMB.search(data):
+            part = _PART.search(text)
+            end = part.start() if part else len(text)
+        elif b"\n" in data or b"\r" in data or self.rest.endswith(b"\r"):
             end = 1 + max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1))  # a last \r may still become \r\n
         else:
             end = 0  # the whole text is not searched again

@@ -18,6 +18,7 @@ from hvdlite_launcher.terminal import size
 
 _SEGMENT = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r|\Z)")
 _LEADING = re.compile(rb"(?:\x1b\[[0-9;]*[A-HJK])+")  # of a refresh, to move the cursor or to erase the row
+_RISING = re.compile(rb"(?:\x1b\[A)+\Z")  # after the row of an inner progress bar, back to the row of the outer one
 _REFRESH = 1.0  # seconds between two refreshes of a progress bar in a pipe or a file
 _TAIL = 8192  # bytes of finished lines that a progress bar of several rows may still change
 Key = tuple[int, int]
@@ -68,7 +69,8 @@ class Bar:
 
     running: the stream's text replaces an earlier text of the same line. text: what has come of the line since the last
     carriage return. kept: the last refresh, if it is not written yet. shown: the refresh whose line is not ended yet;
-    empty if there is none. at: when the last refresh was written.
+    empty if there is none. at: when the last refresh was written. risen: the cursor has moved up, so that a newline may
+    only move it down again.
     """
 
     running: bool = False
@@ -76,6 +78,7 @@ class Bar:
     kept: bytes = b""
     shown: bytes = b""
     at: float = -_REFRESH
+    risen: bool = False
 
     def begin(self) -> None:
         """The text after an open line's carriage return will replace it."""
@@ -85,15 +88,25 @@ class Bar:
         """Note a refresh, or a part of it. ended: a carriage return follows. A blank one only clears the line."""
         self.text += text
         if not is_blank(self.text):
-            self.kept = _LEADING.sub(b"", self.text, count=1) if self.text[:1] == b"\x1b" else self.text
+            row = _LEADING.sub(b"", self.text, count=1) if self.text[:1] == b"\x1b" else self.text
+            self.kept = _RISING.sub(b"", row) if row[-1:] == b"A" else row
         self.running = True
         if ended:
+            self.risen = self.risen or _RISING.search(self.text) is not None
             self.text = b""
+
+    def descend(self, text: bytes) -> bool:
+        """Whether the newline at the end of this text only moves the cursor down again. The text is noted then."""
+        row = self.text + text.rstrip(b"\r\n")
+        down = self.running and (_RISING.search(row) is not None or (self.risen and is_blank(row)))
+        if down:
+            self.refresh(text.rstrip(b"\r\n"), ended=True)
+        return down
 
     def finish(self, text: bytes) -> bytes:
         """The line ends with this text. Returns the last state, without the end of the line."""
         self.refresh(text.rstrip(b"\r\n"), ended=True)
-        last, self.kept, self.running = self.kept, b"", False
+        last, self.kept, self.running, self.risen = self.kept, b"", False, False
         return last
 
     def show(self) -> None:
@@ -163,6 +176,8 @@ class Lines:
     def _segment(self, key: Key, bar: Bar, text: bytes) -> bytes:
         """What to write of a line, or of a part of it up to a carriage return."""
         if text.endswith(b"\n"):
+            if bar.descend(text):
+                return b""
             return self._last(key, bar, text) if bar.running else self._lines(key, text)
         row = text.rstrip(b"\r\x08")
         if not bar.running and self._open == key:

@@ -13,10 +13,12 @@ def command(command: Command, wanted: Settings, job: Job) -> str:
     """The command as lines for a shell. They make the folder in shared memory: without it MPIs use the network."""
     own = len(command.argv) - len(wanted.command) - len(job.keeper)
     launcher, *options = command.argv[:own]
-    values = {name: "..." if is_secret(name) else shlex.quote(value) for name, value in command.env.items()}
+    values = {name: "..." if is_secret(name) else value for name, value in command.env.items()}
+    plain = all(name.isidentifier() for name in values)  # else only the program `env` can set them
     lines = [
         *([f"mkdir -m 700 {shlex.quote(job.shared)} &&"] if job.shared in command.env.values() and job.shared else []),
-        *(f"{name}={value}" for name, value in sorted(values.items())),
+        *([] if plain else ["env"]),
+        *(f"{name if plain else shlex.quote(name)}={shlex.quote(value)}" for name, value in sorted(values.items())),
         shlex.quote(launcher),
         *_by_flags(options),
         shlex.join(job.keeper),

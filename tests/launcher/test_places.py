@@ -239,6 +239,42 @@ def shell() -> Iterator[bytes]:
     yield b"yes\nthank you\n"
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_inner_bar_in_a_file_takes_a_line_a_second(recorded: Recorded, depth: int, whole: bool) -> None:
+    """As tqdm writes bars below each other: down, the inner bar, up. A log has no moves up, which would make a terminal
+    that shows the log write over its lines. Lines that end are all there."""
+    printer, source = pipe(), Source(0, 2)
+    down, up = b"\n" * depth, b"\x1b[A" * depth
+    for epoch in range(2):
+        pieces = [b"\repochs %d/2" % epoch]
+        for step in range(101):
+            pieces += [down, b"\rsteps %d/100" % step, up]
+        pieces += [down, b"\r" + b" " * 20, b"\r", up, b"\repoch %d ends  \n" % epoch]
+        text = b"".join(pieces)
+        fed = pieces if whole else [text[at : at + 1] for at in range(len(text))]
+        for piece in fed:
+            printer.feed(source, piece)
+            recorded.now += 10.0 / len(fed)
+            printer.flush(source, older_than=0.1)
+    printer.feed(source, b"the end\n")
+    shown = [line.removeprefix(b"[0]<stderr>:").rstrip() for line in recorded.lines()]
+    assert b"\x1b" not in recorded.data and b"\r" not in recorded.data
+    assert 15 <= sum(line.startswith(b"steps") for line in shown) <= 24, "ten seconds an epoch"
+    assert [line for line in shown if line.startswith(b"epoch ") or line == b"the end"] == [
+        b"epoch 0 ends", b"epoch 1 ends", b"the end",
+    ]  # fmt: skip
+    assert shown.count(b"") == 1 + 2 * (depth - 1), "what follows the last newline, and rows that the bars skip"
+
+
+def test_after_an_inner_bar_newlines_end_lines_again(recorded: Recorded) -> None:
+    printer, source = pipe(), Source(0, 1)
+    printer.feed(source, b"\repochs\n\rsteps\x1b[A\n\r     \r\x1b[A\repochs done\n")
+    recorded.data = b""
+    printer.feed(source, b"\n30%\x1b[A\n\r5%\r  \r\n")
+    assert recorded.data == ZERO + b"\n" + ZERO + b"30%\x1b[A\n" + ZERO + b"5%\n"
+
+
 BARS: list[Callable[[], Iterator[bytes]]] = [tqdm, nested, keras, rich, lambda: rich(transient=True), spinner, shell]
 
 
@@ -260,6 +296,23 @@ def test_a_progress_bar_passes_undamaged(recorded: Recorded, bar: Callable[[], I
     printer.end_lines()
     assert shown.feed(recorded.data).seen == alone.seen
     assert shown.cursor
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+def test_no_row_of_rich_waits_for_the_next_refresh(recorded: Recorded, cut: int) -> None:
+    """The last one has no newline. rich draws again before unfinished lines are shown, and erases that row first.
+
+    cut: bytes of the next piece that come with a piece. They may be a part of a control sequence.
+    """
+    printer, source, alone = screen(Style.AUTO), Source(0, 1), Grid()
+    pieces = list(rich())
+    for number, piece in enumerate(pieces):
+        alone.feed(piece)
+        following = b"".join(pieces[number + 1 : number + 2])[:cut]
+        printer.feed(source, piece[cut if number else 0 :] + following)
+        if b"\x1b[1A" in piece and following in (b"", b"\r", b"\r\x1b", b"\r\x1b["):
+            assert Grid().feed(recorded.data).seen == alone.seen
+    assert any(b"\x1b[1A" in piece for piece in pieces)
 
 
 @pytest.mark.parametrize("bar", [tqdm, keras, rich, lambda: rich(transient=True), shell])
@@ -376,6 +429,21 @@ def test_what_is_higher_than_the_terminal_is_finished(recorded: Recorded) -> Non
     printer.feed(zero, b"y\n")
     seen = Grid().feed(recorded.data).seen
     assert "".join(seen).count("x") == WIDTH * 30 and seen[-2:] == ["1|hello", "0|y"]
+
+
+def test_binary_output_ends_no_job(recorded: Recorded) -> None:
+    """Random bytes with control sequences; a count has more digits than Python converts."""
+    chance = random.Random(3)
+    parts = [b"\x1b[", b"\r", b"\n", b"\b", b"2", b"9" * 5000, b"A", b"D", b"F", b"G", b"J", b"K", b"m", b";"]
+    for made in (pipe, screen):
+        for _ in range(8):
+            printer, sources = made(), (Source(0, 1), Source(1, 2))
+            for _ in range(20):
+                source = chance.choice(sources)
+                printer.feed(source, b"".join(chance.choices([*parts, chance.randbytes(1)], k=10)))
+                if chance.random() < 0.5:
+                    printer.flush(source)
+            printer.end_lines()
 
 
 def test_an_answer_that_was_typed_is_not_erased(recorded: Recorded) -> None:
