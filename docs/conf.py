@@ -1,0 +1,144 @@
+"""How Sphinx builds the documentation: `make docs`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "launcher")]
+
+from sphinx.application import Sphinx
+from sphinx.ext.autodoc.mock import _MockObject, mock
+
+import hvdlite
+from docs import generate
+
+project = "hvdlite"
+author = "the hvdlite developers"
+copyright = "2026, the hvdlite developers"
+version = release = hvdlite.__version__
+extensions = [
+    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design", "sphinx_copybutton",
+]  # fmt: skip
+exclude_patterns = ["_build", "packaging"]
+
+smartquotes = False  # would make one dash of --help's two
+html_theme = "furo"
+html_title = f"hvdlite {release}"
+html_theme_options = {"navigation_with_keys": True}
+html_copy_source = False
+html_show_sourcelink = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+default_role = "py:obj"  # `name` in a docstring links to the name if it is public, and is code otherwise
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+napoleon_custom_sections = ["Yields"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 100
+FRAMEWORKS = ["torch", "tensorflow", "keras", "jax", "cupy", "lightning", "mpi4py"]
+"""Modules that the build pretends to have, so that it needs none of them, and shows the same pages everywhere."""
+autodoc_mock_imports = FRAMEWORKS
+
+if os.environ.get("HVDLITE_DOCS_INTERSPHINX"):  # needs a network
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+    }
+
+
+def import_all(app: Sphinx) -> None:
+    """Import the modules with public names, once, with pretended frameworks. autodoc finds them in `sys.modules`."""
+
+    class Model:
+        """Keras' model, whose methods a Chain wraps."""
+
+        def fit(self, *args: object, **kwargs: object) -> None: ...
+
+        evaluate = predict = train_on_batch = test_on_batch = predict_on_batch = fit
+
+    _MockObject.__bool__ = lambda self: True  # `found(name) or missing`
+    _MockObject.__int__ = lambda self: 0  # the number of a storage
+    pretended = ExitStack()
+    pretended.enter_context(mock(FRAMEWORKS))
+    app.connect("build-finished", lambda *_: pretended.close())  # until then modules import names at their first use
+    keras: Any = importlib.import_module("keras")
+    keras.backend = SimpleNamespace(backend=lambda: "tensorflow")
+    keras.Model = Model
+    generate.homes()
+
+
+def fill(app: Sphinx, name: str, source: list[str]) -> None:
+    """Put generated parts in the places of their marks."""
+    source[0] = generate.filled(source[0])
+
+
+def adapt(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Write a docstring's plain text as the reStructuredText that shows it. Runs before napoleon."""
+    text = "\n".join(lines)
+    text = re.sub(r"(`[^`]+`)(\w?)", lambda found: found[1] + (f"\\ {found[2]}" if found[2] else ""), text)
+    text = re.sub(r"(?m)^( +\*args, )\*\*(\w+:)", r"\1\\*\\*\2", text)
+    text = re.sub(r"(?m)^Raises, (\w)(.*:)$", lambda found: f"{found[1].upper()}{found[2]}\n\nRaises:", text)
+    text = re.sub(r"(?m)^Returns:\n( +)(?=.*:)", r"Returns:\n\1\\\n\1", text)  # what is before a colon is no type
+    text = re.sub(r"(?m)^\|.*\|$(\n\|.*\|$)+", lambda found: table(found[0]), text)
+    lines[:] = with_examples(text.split("\n"))
+
+
+def table(text: str) -> str:
+    """A table of Markdown as one of reStructuredText."""
+    first, _, *rest = ([cell.strip() for cell in line[1:-1].split("|")] for line in text.split("\n"))
+    rows = [first]
+    for row in rest:
+        if row[0]:
+            rows.append(row)
+        else:  # the row above goes on
+            rows[-1] = [" ".join(both).strip() for both in zip(rows[-1], row, strict=True)]
+    found = [".. list-table::", "   :header-rows: 1", ""]
+    for row in rows:
+        found += [f"   {'* -' if number == 0 else '  -'} {cell}" for number, cell in enumerate(row)]
+    return "\n".join(found)
+
+
+def with_examples(lines: list[str]) -> list[str]:
+    """A docstring's lines, with its examples as literal blocks.
+
+    An example is a paragraph of its own, indented by four blanks. What follows `Args:` and the like has no empty line
+    before it.
+    """
+    found: list[str] = []
+    above = ""  # the line with text before this one
+    inside = False
+    for number, line in enumerate(lines):
+        indented = line.startswith("    ")
+        if indented and not inside and number and not lines[number - 1].strip():
+            if above and not above.startswith((" ", "- ", "..")):
+                inside = True
+                found += ["::", ""]
+        elif line.strip() and not indented:
+            inside = False
+        found.append(line)
+        above = line if line.strip() else above
+    return found
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    import_all(app)
+    app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", adapt, priority=400)
