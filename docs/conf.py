@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import os
 import re
 import sys
+import textwrap
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +32,6 @@ extensions = [
 ]  # fmt: skip
 exclude_patterns = ["_build", "packaging"]
 
-smartquotes = False  # would make one dash of --help's two
 html_theme = "furo"
 html_title = f"hvdlite {release}"
 html_theme_options = {"navigation_with_keys": True}
@@ -47,6 +49,7 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Yields"]
 autodoc_member_order = "bysource"
+autoclass_content = "both"  # the arguments stand in the docstring of __init__
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 100
@@ -73,6 +76,7 @@ def import_all(app: Sphinx) -> None:
 
         evaluate = predict = train_on_batch = test_on_batch = predict_on_batch = fit
 
+    Model.__module__, Model.__qualname__ = "keras", "Model"
     _MockObject.__bool__ = lambda self: True  # `found(name) or missing`
     _MockObject.__int__ = lambda self: 0  # the number of a storage
     pretended = ExitStack()
@@ -89,11 +93,26 @@ def fill(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = generate.filled(source[0])
 
 
+def constructor(app: Sphinx, what: str, name: str, value: Any, *rest: object) -> tuple[str, str] | None:
+    """The arguments of a class whose base is pretended: those of its `__init__`. autodoc sees the base's `__new__`."""
+    if what != "class" or _MockObject not in getattr(value, "__mro__", ()):
+        return None
+    for each in value.__mro__:
+        if "__init__" in vars(each) and each.__module__.startswith("hvdlite"):
+            (function,) = ast.parse(textwrap.dedent(inspect.getsource(each.__init__))).body
+            assert isinstance(function, ast.FunctionDef)
+            del function.args.args[0]
+            return f"({ast.unparse(function.args)})", ""
+    return None
+
+
 def adapt(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
     """Write a docstring's plain text as the reStructuredText that shows it. Runs before napoleon."""
     text = "\n".join(lines)
+    text = re.sub(r"(?s)(^|\n\n)In this room .*?(\n\n|$)", r"\2", text)  # for developers
     text = re.sub(r"(`[^`]+`)(\w?)", lambda found: found[1] + (f"\\ {found[2]}" if found[2] else ""), text)
     text = re.sub(r"(?m)^( +\*args, )\*\*(\w+:)", r"\1\\*\\*\2", text)
+    text = re.sub(r"(hvdliterun's )(--[a-z-]+)", r"\1``\2``", text)
     text = re.sub(r"(?m)^Raises, (\w)(.*:)$", lambda found: f"{found[1].upper()}{found[2]}\n\nRaises:", text)
     text = re.sub(r"(?m)^Returns:\n( +)(?=.*:)", r"Returns:\n\1\\\n\1", text)  # what is before a colon is no type
     text = re.sub(r"(?m)^\|.*\|$(\n\|.*\|$)+", lambda found: table(found[0]), text)
@@ -141,4 +160,5 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     import_all(app)
     app.connect("source-read", fill)
+    app.connect("autodoc-process-signature", constructor)
     app.connect("autodoc-process-docstring", adapt, priority=400)

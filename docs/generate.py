@@ -37,6 +37,7 @@ SUBMODULES = {
 }
 """Modules in the `__all__` of a module with a page, which its page describes."""
 MARK = re.compile(r"^<!-- generated: (\S+) ?(\S*) -->$", re.MULTILINE)
+FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][\w-]*)")
 KINDS = ("Functions", "Classes", "Exceptions", "Constants and objects")
 
 
@@ -163,7 +164,7 @@ def attribute_docstrings(path: Path) -> Iterator[Documented]:
 def settings() -> str:
     """Every setting, with its meaning, its default and the older name that is read, too."""
     older, lines = horovods(), []
-    for names, text, default in settings_described():
+    for names, text, default in sorted(settings_described()):
         lines += [f"(setting-{name.lower().replace('_', '-')})=" for name in names]
         lines += [f"## {', '.join(f'HVDLITE_{name}' for name in names)}", "", text, ""]
         facts = [f"Default: {default}."] if default else []
@@ -186,11 +187,14 @@ def settings_described() -> Iterator[tuple[list[str], str, str]]:
 
 
 def chosen(text: str) -> str:
-    """A docstring with the values of the constants that list choices."""
+    """A docstring for users: with the values of the constants that list choices, without the variable's own name."""
     for name in ("ALGORITHMS", "REPLICA_CHECKS", "LOG_LEVELS"):
         values = ", ".join(f"`{value}`" for value in getattr(config, name))
         text = text.replace(f"One of {name}", f"One of {values}")
-    return text.replace("None:", "unset:")
+    text = re.sub(r"[.;] `HVDLITE_\w+`(, `(HVDLITE|HOROVOD)_\w+`)*\.", ".", text)  # which the heading says
+    return text.replace("None: `gradients.policy` chooses", "If both are unset, hvdlite chooses").replace(
+        "None:", "unset:"
+    )
 
 
 def shown(value: object) -> str:
@@ -230,7 +234,10 @@ def command_line() -> str:
     lines += ["## Output and exit code", "", "```{eval-rst}", *(f"{escaped(note)}\n" for note in notes), "```", ""]
     without = [tunable for tunable in tunables.TUNABLES if tunable.no_effect]
     lines += ["## Options of horovodrun without an effect", "", "| option | why |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{each.flag}` | {each.no_effect} |" for each in without), ""])
+    for each in without:
+        reason = FLAG.sub(r"`\1`", str(each.no_effect))
+        lines.append(f"| `{each.flag}` | {reason} |")
+    return "\n".join([*lines, ""])
 
 
 def spelt(action: argparse.Action) -> list[str]:
@@ -242,7 +249,7 @@ def spelt(action: argparse.Action) -> list[str]:
 def escaped(text: str) -> str:
     """A plain text as the reStructuredText that shows it, with flags as code."""
     quoted = re.sub(r"([\\*`|_])", r"\\\1", text).replace("%%", "%")
-    return re.sub(r"(?<![\w-])(--?[A-Za-z][\w-]*)", r"``\1``", quoted)
+    return FLAG.sub(r"``\1``", quoted)
 
 
 PARTS: dict[str, Callable[..., str]] = {"api": api, "settings": settings, "command-line": command_line}

@@ -26,7 +26,7 @@ class StallLimits(NamedTuple):
     """Seconds that a rank may wait for others; 0: without a limit."""
 
     check: float = 60.0
-    """After so many seconds a report is printed. `HVDLITE_STALL_CHECK_TIME_SECONDS`; with
+    """After so many seconds a report is printed (`HVDLITE_STALL_CHECK_TIME_SECONDS`). With
     `HVDLITE_STALL_CHECK_DISABLE=1` there is none.
     """
     shutdown: float = 0.0
@@ -65,8 +65,8 @@ class Config:
     the network between hosts, and `ring` where ranks share no memory.
     """
     bucket_bytes: int | None = None
-    """The size at which a bucket of gradients leaves; None: `gradients.policy` chooses. `HVDLITE_BUCKET_MB` (MiB),
-    or else `HVDLITE_FUSION_THRESHOLD` (bytes).
+    """The size at which a bucket of gradients leaves: `HVDLITE_BUCKET_MB` in MiB, or else
+    `HVDLITE_FUSION_THRESHOLD` in bytes. None: `gradients.policy` chooses.
     """
     overlap: str = "auto"
     """`1`: buckets leave during backward; `0`: all leave at its end; `auto`: hvdlite tries both. `HVDLITE_OVERLAP`."""
