@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hvdlite_launcher import options, tunables
 
-from docs import generate
+from docs import docstrings, generate
 from hvdlite import config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,3 +138,19 @@ def test_pages_do_not_skip_levels_of_headings() -> None:
         levels = [len(each) for each in re.findall(r"^(#+) ", text, re.MULTILINE)]
         assert levels[0] == 1 and levels.count(1) == 1, page
         assert all(below <= level + 1 for level, below in pairwise(levels)), page
+
+
+@pytest.mark.parametrize(("plain", "shown"), [
+    ("Example:\n\n    f(1)\n\nEnd.", "Example:\n\n::\n\n    f(1)\n\nEnd."),
+    ("Do it.\n\nArgs:\n    a: One.\n\n    b: Two.", "Do it.\n\nArgs:\n    a: One.\n\n    b: Two."),
+    ("Some `Variable`s of `f`.", "Some `Variable`\\ s of `f`."),
+    ("Args:\n    *args, **kwargs: All.", "Args:\n    *args, \\*\\*kwargs: All."),
+    ("Raises, on all ranks:\n    E: No.", "On all ranks:\n\nRaises:\n    E: No."),
+    ("Returns:\n    A handle: wait for it.", "Returns:\n    \\\n    A handle: wait for it."),
+    ("As hvdliterun's --hosts.", "As hvdliterun's ``--hosts``."),
+    ("Names.\n\nIn this room are more.\nNot here.\n\nEnd.", "Names.\n\nEnd."),
+    ("|a|b|\n|-|-|\n|c|d|\n||e|\n|f|g|",
+     ".. list-table::\n   :header-rows: 1\n\n   * - a\n     - b\n   * - c\n     - d e\n   * - f\n     - g"),
+])  # fmt: skip
+def test_docstrings_become_restructuredtext(plain: str, shown: str) -> None:
+    assert docstrings.adapted(plain) == shown.split("\n")
