@@ -201,9 +201,9 @@ def shown(value: object) -> str:
     """A default as a user would write the variable; "" if the variable is unset by default."""
     if value is None or value == "":
         return ""
-    return (
-        f"`{int(value)}`" if isinstance(value, bool) else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-    )
+    if isinstance(value, bool):
+        value = int(value)
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
 def horovods() -> set[str]:
