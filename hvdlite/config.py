@@ -26,18 +26,20 @@ class StallLimits(NamedTuple):
     """Seconds that a rank may wait for others; 0: without a limit."""
 
     check: float = 60.0
-    """After this time a report is printed. `HVDLITE_STALL_CHECK_TIME_SECONDS`, `HVDLITE_STALL_CHECK_DISABLE`."""
+    """After so many seconds a report is printed (`HVDLITE_STALL_CHECK_TIME_SECONDS`). With
+    `HVDLITE_STALL_CHECK_DISABLE=1` there is none.
+    """
     shutdown: float = 0.0
-    """After this time the job ends. `HVDLITE_STALL_SHUTDOWN_TIME_SECONDS`."""
+    """After so many seconds the job ends; 0: never. `HVDLITE_STALL_SHUTDOWN_TIME_SECONDS`."""
 
 
 class TimelineFile(NamedTuple):
     """The trace file that rank 0 writes."""
 
     path: str = ""
-    """Its path; DYNAMIC to allow `start_timeline()`; "" for no file. `HVDLITE_TIMELINE`."""
+    """The path of the file; `DYNAMIC` to allow `start_timeline()`; empty for no file. `HVDLITE_TIMELINE`."""
     mark_cycles: bool = False
-    """Whether to mark where a lane turns to its next request. `HVDLITE_TIMELINE_MARK_CYCLES`."""
+    """Whether the trace marks where a lane turns to its next request. `HVDLITE_TIMELINE_MARK_CYCLES`."""
 
     @property
     def from_start(self) -> bool:
@@ -49,9 +51,9 @@ class LogStyle(NamedTuple):
     """How hvdlite's log lines look."""
 
     level: str = ""
-    """One of LOG_LEVELS; "" leaves Python's logging as it is. `HVDLITE_LOG_LEVEL`."""
+    """One of LOG_LEVELS; empty leaves Python's logging as it is. `HVDLITE_LOG_LEVEL`."""
     hide_time: bool = False
-    """Whether lines have no time. `HVDLITE_LOG_HIDE_TIME`."""
+    """Whether log lines have no time. `HVDLITE_LOG_HIDE_TIME`."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class Config:
     the network between hosts, and `ring` where ranks share no memory.
     """
     bucket_bytes: int | None = None
-    """A bucket leaves once it holds this many bytes; None: `gradients.policy` chooses. `HVDLITE_BUCKET_MB`,
-    `HOROVOD_FUSION_THRESHOLD` (bytes).
+    """The size at which a bucket of gradients leaves: `HVDLITE_BUCKET_MB` in MiB, or else
+    `HVDLITE_FUSION_THRESHOLD` in bytes. None: `gradients.policy` chooses.
     """
     overlap: str = "auto"
     """`1`: buckets leave during backward; `0`: all leave at its end; `auto`: hvdlite tries both. `HVDLITE_OVERLAP`."""
@@ -150,6 +152,14 @@ NAMES = (
     "TIMELINE", "TIMELINE_MARK_CYCLES",
 )  # fmt: skip
 """The names of all settings, without the prefix HVDLITE_."""
+READ_ELSEWHERE = {
+    "AS_MPI": "`1`: torch's backend `mpi` means hvdlite, for libraries that choose the backend themselves.",
+    "DYNAMIC_PROCESS_SETS": (
+        '`1`: process sets may be added and removed after `init()`, as with `init(process_sets="dynamic")`.'
+    ),
+    "MPIEXEC": "The MPI's launcher that `hvdliterun` starts. If it is unset, `hvdliterun` searches for one.",
+}
+"""The meanings of settings that are no fields of `Config`, by their names in NAMES."""
 
 
 def misspelt(env: Mapping[str, str] | None = None) -> dict[str, str]:

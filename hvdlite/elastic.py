@@ -41,6 +41,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 StateT = TypeVar("StateT", bound="State")
 VariableT = TypeVar("VariableT", bound="Assignable")
+__all__ = ["HostUpdateResult", "ObjectState", "State", "run"]
 
 
 class HostUpdateResult(IntFlag):

@@ -127,6 +127,7 @@ def is_communicator(given: object) -> TypeGuard[MPI.Comm]:
 
 
 global_process_set = ProcessSet([])
+"""All ranks of the job."""
 if facts.is_child():
     global_process_set._bind(0, range(facts.size()))
 _registered: dict[int, list[ProcessSet]] = {}

@@ -73,7 +73,7 @@ class _Refuse(argparse.Action):
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of this command line; `flags` are the words before the command. Raises UsageError."""
-    parser = _parser()
+    parser = command_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise UsageError(_unknown(parser, list(arguments), unknown[0]))
@@ -109,7 +109,8 @@ def _mended(arguments: list[str]) -> list[str]:
     return [*options.flags, *slips.with_interpreter(options.command)]
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of hvdliterun's command line, whose texts the documentation shows, too."""
     parser = _Parser(
         prog="hvdliterun",
         usage=USAGE,

@@ -75,6 +75,15 @@ def test_logs_of_tests_hold_no_progress_but_say_what_comes(folder: Path, target:
     assert sum(line.startswith("Installing") for line in lines) == 2
 
 
+def test_the_documentation_needs_no_framework_and_has_no_warnings(folder: Path) -> None:
+    lines = make(folder, "docs")
+    (install,) = pips(lines)
+    assert install.endswith("-e .[docs]") and "--quiet" in install
+    (build,) = (line for line in lines if line.startswith("called: python -m sphinx"))
+    assert " -W " in build and build.endswith(" docs docs/_build")
+    assert pips(make(folder, "docs")) == []
+
+
 def test_a_terminal_shows_progress(folder: Path) -> None:
     lines = pips(make(folder, "test", terminal=True))
     assert len(lines) == 2 and not any("--quiet" in line for line in lines)
