@@ -17,10 +17,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hvdlite_launcher import UsageError, checks, facts, readiness, shown, terminal
+from hvdlite_launcher import UsageError, checks, facts, readiness, shown, templates, terminal
 from hvdlite_launcher.command import Command, Job, Settings, compose
 from hvdlite_launcher.environment import forwarded, kept
-from hvdlite_launcher.options import USAGE, parse
+from hvdlite_launcher.options import USAGE, parse, written
 from hvdlite_launcher.output import Printer
 from hvdlite_launcher.places import write_all
 from hvdlite_launcher.prefixes import Prefixes, Style
@@ -31,6 +31,8 @@ from hvdlite_launcher.settings import settings
 from hvdlite_launcher.streams import Streams
 from hvdlite_launcher.team import dismiss, own_agent
 from hvdlite_launcher.times import LIBRARY_ANSWERS
+
+ABOUT_PLACES = ("template", "ranks", "hosts", "hostfile")  # options that a job script leaves to the scheduler
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.check:
             _find_home()
             return checks.check(options)
+        if options.template:
+            return _write(templates.script(options, written(options, ABOUT_PLACES)))
         if options.dry_run:
             return _dry_run(options)
         outcome = launch(options)
@@ -130,12 +134,17 @@ def _dry_run(options: argparse.Namespace) -> int:
         command = plan.command(job)
         if options.verbose:
             _show_libraries(plan.mpi, command, plan.wanted)
-        try:
-            write_all(1, os.fsencode(shown.command(command, plan.wanted, job) + "\n"))  # arguments may be any bytes
-        except BrokenPipeError:
-            return 128 + signal.SIGPIPE
-        except OSError as error:
-            raise UsageError(f"stdout: {error.strerror}", 1) from error
+        return _write(shown.command(command, plan.wanted, job) + "\n")
+
+
+def _write(text: str) -> int:
+    """Write to stdout. Returns hvdliterun's exit code. Raises UsageError."""
+    try:
+        write_all(1, os.fsencode(text))  # arguments may be any bytes
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        raise UsageError(f"stdout: {error.strerror}", 1) from error
     return 0
 
 

@@ -2,12 +2,13 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from typing import Any, NoReturn
 
 from hvdlite_launcher import UsageError, slips, tunables
 from hvdlite_launcher.prefixes import Style
+from hvdlite_launcher.templates import Scheduler
 from hvdlite_launcher.times import HOST_TIMEOUT, START_HOST_TIMEOUT
 
 USAGE = "hvdliterun -np N [-H server1:N,server2:N] [options] python train.py [arguments]"
@@ -20,6 +21,7 @@ examples:
   hvdliterun -np 2 --dry-run python train.py        print that command, and start nothing
   hvdliterun -np 2 -x LR=0.1 python train.py        set a variable for all ranks
   hvdliterun -np 2 --mpi-args="--mca btl tcp,self" python train.py
+  hvdliterun --template slurm -np 8 python train.py write a job script for sbatch, and start nothing
   hvdliterun --check                                what is installed here, and what it is ready for
   hvdliterun --check -H server1:4,server2:4         the same on two machines; --json: for programs
 
@@ -82,11 +84,30 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UsageError("--json: goes with --check only")
     if options.dry_run and options.check:
         raise UsageError("--dry-run: cannot be given together with --check")
+    if options.template and (options.check or options.dry_run):
+        raise UsageError(f"--template: cannot be given together with --{'check' if options.check else 'dry-run'}")
     if options.no_prefix:
         if options.prefix not in (None, Style.NONE):
             raise UsageError(f"--no-prefix: cannot be given together with --prefix {options.prefix.value}")
         options.prefix = Style.NONE
     return options
+
+
+def written(options: argparse.Namespace, leave_out: Collection[str]) -> list[str]:
+    """The flags of a parsed command line, in the order of --help. leave_out: names of options in `options`."""
+    words: list[str] = []
+    for action in _parser()._actions:
+        value = getattr(options, action.dest, None)
+        if not action.option_strings or action.dest in leave_out or value is None or value == action.default:
+            continue
+        short, long = action.option_strings[0], action.option_strings[-1]
+        if action.nargs == 0:
+            words += [short] if value == action.const else []
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            text = str(each.value if isinstance(each, Style) else each)
+            words += [f"{long}={text}"] if text.startswith("-") else [short, text]
+    return words
 
 
 def _unknown(parser: argparse.ArgumentParser, arguments: list[str], word: str) -> str:
@@ -126,6 +147,9 @@ def command_parser() -> argparse.ArgumentParser:
         help="show the command, the MPI, start-up times, hvdlite's log, and a --summary")  # fmt: skip
     add("--dry-run", action="store_true",
         help="print the MPI's command for a shell, and start nothing; see below for what it lacks")  # fmt: skip
+    add("--template", type=_scheduler, metavar="SCHEDULER",
+        help="write a job script to stdout, and start nothing: slurm, pbs, lsf, flux, k8s (an MPIJob of Kubeflow); "
+             "nodes and ranks as in -H (default: 4 ranks a node)")  # fmt: skip
     add("--version", action="version", version=f"hvdliterun {version()}")
     add("-cb", "--check-build", "--check", dest="check", action="store_true",
         help="show what is installed here, or on the hosts of -H; exit code 1 if nothing is ready")  # fmt: skip
@@ -146,6 +170,14 @@ def _style(text: str) -> Style:
         styles = ", ".join(each.value for each in Style)
         open_mpis = f'; Open MPI\'s option is --mpi-args="--prefix {text}"' if "/" in text else ""
         raise argparse.ArgumentTypeError(f"{text}: must be one of {styles}{open_mpis}") from None
+
+
+def _scheduler(text: str) -> Scheduler:
+    try:
+        return Scheduler(text)
+    except ValueError:
+        names = ", ".join(each.value for each in Scheduler)
+        raise argparse.ArgumentTypeError(f"{text}: must be one of {names}") from None
 
 
 def _ranks(text: str) -> int:

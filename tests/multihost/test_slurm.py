@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from hvdlite_launcher.probe import Family
 
-from tests.launcher.conftest import SCRIPTS, Runner, available
+from tests.launcher.conftest import SCRIPTS, Runner, available, wait_until
 from tests.multihost import slurm
 from tests.multihost.hosts import Hosts, hosts
 
 pytestmark = pytest.mark.full
 TELLS = (sys.executable, str(Path(__file__).parent / "scripts" / "tells.py"))
+COUNTS = (sys.executable, str(Path(__file__).parent / "scripts" / "counts.py"))
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +106,59 @@ def test_a_rank_that_fails_on_another_host_is_named(runner: Runner, how: str, co
     else:
         assert job.returncode == code, job.stderr
         assert "rank 1 on hostb" in job.stderr.splitlines()[-1]
+
+
+def template(runner: Runner, *command: str) -> Path:
+    """The template's script for a job of two hosts with two ranks each, in a file."""
+    path = runner.tmpdir / "slurm.sh"
+    words = ["--template", "slurm", "-H", "a:2,b:2", *command]
+    argv = [sys.executable, "-m", "hvdlite_launcher.cli", *words]
+    path.write_text(subprocess.run(argv, env=runner.env(), stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return path
+
+
+def submitted(runner: Runner, script: Path) -> str:
+    """Submit a job script, whose log is the file `log` beside it. Returns the job's number."""
+    folder = f"--chdir={script.parent}"
+    job = within(runner, "sbatch", "--parsable", folder, f"--output={script.parent}/log", str(script))
+    assert job.returncode == 0, job.stderr
+    return job.stdout.strip()
+
+
+def has_said(runner: Runner, text: str, seconds: float = 20.0) -> bool:
+    log = runner.tmpdir / "log"
+    return wait_until(lambda: log.exists() and text in log.read_text(), seconds)
+
+
+def fact(runner: Runner, number: str, name: str) -> str:
+    """What `scontrol show job` says of a job."""
+    words = within(runner, "scontrol", "show", "job", number).stdout.split()
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
+
+
+def test_the_templates_job_is_queued_again_when_its_time_is_up(runner: Runner) -> None:
+    """scancel signals as Slurm does for `--signal=B:TERM`. The second start waits until the first start's credential has
+    expired (`cred_expire` in slurm.conf)."""
+    saved = runner.tmpdir / "step"
+    number = submitted(runner, template(runner, *COUNTS, str(saved)))
+    assert has_said(runner, "4 ranks begin at step 0"), (runner.tmpdir / "log").read_text()
+    within(runner, "scancel", "--batch", "--signal=TERM", number)
+    assert has_said(runner, "ended by SIGTERM")
+    step = int(saved.read_text())
+    assert has_said(runner, f"saved step {step}")
+    assert wait_until(lambda: fact(runner, number, "JobState") == "PENDING", 20)
+    assert has_said(runner, f"4 ranks begin at step {step}", 40), (runner.tmpdir / "log").read_text()
+    assert has_said(runner, f"saved step {step + 5}")
+    assert wait_until(lambda: fact(runner, number, "JobState") == "COMPLETED", 20)
+    assert fact(runner, number, "Restarts") == "1"
+
+
+def test_a_job_of_the_template_that_fails_or_is_cancelled_is_not_queued_again(runner: Runner) -> None:
+    number = submitted(runner, template(runner, sys.executable, str(SCRIPTS / "fails.py"), "exit", "7"))
+    assert wait_until(lambda: fact(runner, number, "JobState") == "FAILED", 20), fact(runner, number, "JobState")
+    (runner.tmpdir / "log").unlink()
+    number = submitted(runner, template(runner, *COUNTS, str(runner.tmpdir / "step")))
+    assert has_said(runner, "begin at step 0")
+    within(runner, "scancel", number)
+    assert wait_until(lambda: within(runner, "squeue", "-hj", number).stdout.strip() == "", 40)
+    assert (fact(runner, number, "JobState"), fact(runner, number, "Restarts")) == ("CANCELLED", "0")
