@@ -96,7 +96,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def written(options: argparse.Namespace, leave_out: Collection[str]) -> list[str]:
     """The flags of a parsed command line, in the order of --help. leave_out: names of options in `options`."""
     words: list[str] = []
-    for action in _parser()._actions:
+    for action in command_parser()._actions:
         value = getattr(options, action.dest, None)
         if not action.option_strings or action.dest in leave_out or value is None or value == action.default:
             continue
