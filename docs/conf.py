@@ -74,8 +74,8 @@ def import_all(app: Sphinx) -> None:
 
         def fit(self, *args: object, **kwargs: object) -> None: ...
 
-        evaluate = predict = train_on_batch = test_on_batch = predict_on_batch = fit
-
+    for method in ("evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
+        setattr(Model, method, Model.fit)
     Model.__module__, Model.__qualname__ = "keras", "Model"
     _MockObject.__bool__ = lambda self: True  # `found(name) or missing`
     _MockObject.__int__ = lambda self: 0  # the number of a storage

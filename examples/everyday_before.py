@@ -28,7 +28,7 @@ def seed_all(seed: int) -> None:
 
 
 def average(total: float, count: int) -> float:
-    """The mean over all ranks' samples, of which ranks may have different numbers."""
+    """The mean over all ranks' samples. Ranks may have different numbers of samples."""
     sums = hvd.allreduce(torch.tensor([total, count], dtype=torch.float64), op=hvd.Sum)
     return (sums[0] / sums[1]).item()
 

@@ -51,10 +51,21 @@ class Summary:
             ValueError: It is of a job that has ended with `hvd.shutdown()`.
         """
         require_earlier(earlier)
-        if [each.began for each in self.records] != [each.began for each in earlier.records]:
+        if not self.is_of_same_job(earlier):
             raise ValueError("hvd.summary(since=...): this summary was made before the last hvd.init()")
         pairs = zip(self.records, earlier.records, strict=True)
         return Summary(tuple(mine.since(before) for mine, before in pairs), self.hosts)
+
+    def is_of_same_job(self, other: Summary) -> bool:
+        """Whether no `hvd.init()` lies between this summary and another one.
+
+        Args:
+            other: The other summary, of the same processes.
+
+        Returns:
+            Whether both are of one job.
+        """
+        return [each.began for each in self.records] == [each.began for each in other.records]
 
     def mean(self, value: Callable[[Record], float]) -> float:
         """Divide a value by a rank's steps.
@@ -185,9 +196,9 @@ def summary(since: Summary | None = None) -> Summary:
     """Print where the time of the training steps went, as a table on rank 0. Collective; waits for all ranks.
 
     A step ends when a torch optimizer steps, when a round of gradients of Keras or TensorFlow ends, or with
-    `count_step()`. An interval in which a rank computes for more than five times as long as usual is a pause: an
-    evaluation, or a checkpoint. On a GPU the table shows waits of the host only. `hvdliterun --summary` prints the same
-    table at the end of a job.
+    `count_step()`. An interval is a pause, such as an evaluation or a checkpoint, if a rank computes in it for more
+    than five times as long as usual, and for 50 ms at least. On a GPU the table shows waits of the host only.
+    `hvdliterun --summary` prints the same table at the end of a job.
 
     Args:
         since: An earlier summary: only the time after it counts.
@@ -197,6 +208,8 @@ def summary(since: Summary | None = None) -> Summary:
 
     Raises:
         NotInitializedError: `init()` has not been called.
+        TypeError: `since` is no summary.
+        ValueError: `since` is of a job that has ended with `hvd.shutdown()`.
     """
     found = gathered("hvd.summary()", since)
     if runtime.rank() == 0:
@@ -216,6 +229,8 @@ def metrics(since: Summary | None = None) -> dict[str, float]:
 
     Raises:
         NotInitializedError: `init()` has not been called.
+        TypeError: `since` is no summary.
+        ValueError: `since` is of a job that has ended with `hvd.shutdown()`.
     """
     return gathered("hvd.metrics()", since).as_dict()
 
@@ -260,8 +275,7 @@ def since_if_same_job(now: Summary, earlier: Summary | None) -> Summary:
 
     Callbacks keep the earlier summary, and `elastic.run` may have restarted the job since.
     """
-    same = earlier is not None and [each.began for each in now.records] == [each.began for each in earlier.records]
-    return now.since(earlier) if same and earlier is not None else now
+    return now if earlier is None or not now.is_of_same_job(earlier) else now.since(earlier)
 
 
 def show(text: str) -> None:

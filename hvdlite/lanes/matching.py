@@ -32,7 +32,7 @@ CURES = {
     "round": "Every rank must call backward() and step() equally often. Where ranks have different numbers of batches: "
              "drop the remainder, or call hvd.join() on those that are done.",
     "ranks": "Every rank of the job must name the same ranks, members or not, in the same order of calls.",
-    "metrics": "Give the same names on every rank: (0, 0) for a metric of which a rank has no samples.",
+    "metrics": "Give the same names on every rank: (0, 0) for a metric without samples on a rank.",
     "topology": "Every rank must use the same topology.",
     "messages": "Where rank a lists rank b in dst_weights, rank b must list rank a in src_weights.",
     "kind": "Every rank must call the same function under one name; give different operations different names.",

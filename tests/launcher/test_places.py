@@ -444,6 +444,8 @@ def test_binary_output_ends_no_job(recorded: Recorded) -> None:
                 if chance.random() < 0.5:
                     printer.flush(source)
             printer.end_lines()
+            printer.feed(Source(2, 1), b"still there\n")
+            assert recorded.data.endswith(b"still there\n")
 
 
 def test_an_answer_that_was_typed_is_not_erased(recorded: Recorded) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,6 +67,14 @@ def require_error(
     for word in words:
         assert word in text, f"{word!r} is not in: {text}"
     return text
+
+
+def require_threads_end(name: str) -> None:
+    """Check that this process' threads of this name end within 20 s."""
+    until = time.monotonic() + 20
+    while any(thread.name == name for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def require_mismatch(call: Callable[[], Any], *words: str) -> str:

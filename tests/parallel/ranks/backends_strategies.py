@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +23,7 @@ import hvdlite.keras as hvd
 from hvdlite.keras.attachment import attachment_of
 from hvdlite.ops import Average, grouped_allreduce_
 from hvdlite.strategies import Reach, Running, Site, Strategy
-from tests.parallel.common import last, require_error, require_mismatch, restart
+from tests.parallel.common import last, require_error, require_mismatch, require_threads_end, restart
 
 with contextlib.suppress(ImportError):
     import tensorflow as tf
@@ -744,10 +742,7 @@ def check_mailboxes_end_with_their_optimizers() -> None:
         if hvd.rank():
             gc.collect()
     gc.collect()
-    until = time.monotonic() + 20
-    while any(thread.name == "hvdlite-mailbox" for thread in threading.enumerate()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    require_threads_end("hvdlite-mailbox")
 
 
 def check_a_parameter_server() -> None:

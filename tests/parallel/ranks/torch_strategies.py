@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,15 @@ import torch
 import hvdlite
 import hvdlite.torch as hvd
 from hvdlite.strategies import Strategy
-from tests.parallel.common import at_sizes, last, require_error, require_mismatch, require_same_bits, restart
+from tests.parallel.common import (
+    at_sizes,
+    last,
+    require_error,
+    require_mismatch,
+    require_same_bits,
+    require_threads_end,
+    restart,
+)
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -518,10 +524,7 @@ def check_mailboxes_end_with_their_optimizers() -> None:
         if hvd.rank():
             gc.collect()
     gc.collect()
-    until = time.monotonic() + 20
-    while any(thread.name == "hvdlite-mailbox" for thread in threading.enumerate()):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    require_threads_end("hvdlite-mailbox")
 
 
 @at_sizes(3)
