@@ -132,8 +132,8 @@ def meaning(name: str, value: object) -> str:
     """What an object that is neither a function nor a class is: the docstring after its assignment, or its type."""
     if isinstance(value, enum.Enum):
         return f"`{type(value).__name__}.{value.name}`."
-    for module in list(sys.modules.values()):
-        if module.__name__.startswith("hvdlite") and vars(module).get(name) is value and module.__file__:
+    for key, module in list(sys.modules.items()):  # matplotlib keeps objects that are no modules there
+        if key.startswith("hvdlite") and vars(module).get(name) is value and module.__file__:
             for each in attribute_docstrings(Path(module.__file__)):
                 if each.name == name:
                     return f"{each.text} (`{type(value).__name__}`)"

@@ -65,8 +65,8 @@ def test_the_time_to_the_loss_of_synchronous_training() -> None:
 
 
 def test_the_docs_table_has_the_figures_numbers() -> None:
-    """docs/strategies.png is drawn from docs/strategies.json."""
-    docs = Path(__file__).resolve().parents[2] / "docs"
+    """docs/howto/strategies.png is drawn from docs/howto/strategies.json."""
+    docs = Path(__file__).resolve().parents[2] / "docs/howto"
     text = (docs / "strategies.md").read_text()
     (slow, slow_rows), (fast, fast_rows) = conditions([*load(str(docs / "strategies.json")).values()]).values()
     for one, other in zip(slow_rows, fast_rows, strict=True):

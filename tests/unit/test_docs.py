@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import shlex
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,37 +13,29 @@ import pytest
 from hvdlite_launcher import options, tunables
 
 from docs import docstrings, generate
+from docs.blocks import FENCE, PYTHON, SHELL, blocks
 from hvdlite import config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in ("_build", "packaging"))
 NAMES = [str(path.relative_to(DOCS)) for path in PAGES]
-FENCE = re.compile(
-    r"^(?P<fence>`{3,}|:{3,})(?P<kind>\S*)[^\n]*\n(?P<text>.*?)^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL
-)
-
-
-def blocks(page: Path) -> list[tuple[str, str, int]]:
-    """The kind, the text and the line of each block of code."""
-    text = page.read_text()
-    return [(each["kind"], each["text"], text.count("\n", 0, each.start()) + 2) for each in FENCE.finditer(text)]
 
 
 def entries(page: Path) -> list[Path]:
     """The pages that a page's tables of contents have."""
-    lines = [line.strip() for kind, text, _ in blocks(page) if kind == "{toctree}" for line in text.splitlines()]
+    lines = [line.strip() for block in blocks(page) if block.kind == "{toctree}" for line in block.text.splitlines()]
     targets = [re.sub(r"^.*<(.*)>$", r"\1", line) for line in lines if line and not line.startswith(":")]
     return [page.parent / (target if target.endswith(".md") else f"{target}.md") for target in targets]
 
 
 def without_code(text: str) -> str:
-    return re.sub(r"`[^`\n]+`", "", FENCE.sub("", text))
+    return re.sub(r"`[^`\n]+`", "", FENCE.sub("\n", text))
 
 
 def slugs(text: str) -> set[str]:
     """The anchors of a page's headings, as MyST and GitHub make them."""
-    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("\n", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower().strip()).replace(" ", "-") for heading in headings}
 
 
@@ -66,9 +59,19 @@ def test_links_lead_somewhere(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_python_blocks_compile(name: str) -> None:
     """Lines that show output or belong to the reader's script stand in blocks of other kinds."""
-    for kind, text, line in blocks(DOCS / name):
-        if kind in ("python", "py", "{code-block} python"):
-            compile("\n" * (line - 1) + text, str(DOCS / name), "exec")
+    for block in blocks(DOCS / name):
+        if block.kind in PYTHON:
+            compile("\n" * (block.line - 1) + block.text, str(DOCS / name), "exec")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_are_understood(name: str) -> None:
+    """hvdliterun takes the options of each of its commands."""
+    for block in blocks(DOCS / name):
+        for line in block.text.replace("\\\n", " ").splitlines() if block.kind in SHELL else ():
+            _, found, arguments = line.partition("hvdliterun ")
+            if found:
+                options.parse(shlex.split(re.split(r" [|;>] |&&", arguments)[0], comments=True))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_every_option_is_on_the_page_of_the_command_line() -> None:
 def test_pages_do_not_skip_levels_of_headings() -> None:
     """Sphinx would refuse them."""
     for page in PAGES:
-        text = FENCE.sub("", generate.filled(page.read_text()))
+        text = FENCE.sub("\n", generate.filled(page.read_text()))
         levels = [len(each) for each in re.findall(r"^(#+) ", text, re.MULTILINE)]
         assert levels[0] == 1 and levels.count(1) == 1, page
         assert all(below <= level + 1 for level, below in pairwise(levels)), page
