@@ -38,7 +38,7 @@ from hvdlite.job import exit_codes, mpi_segments
 from hvdlite.job.folder import claim, job_is_ending, note_presence, stopped, write
 from hvdlite.lanes import swallowed
 from hvdlite.system import tracebacks
-from hvdlite.system.launcher_environment import JOB_FOLDER, SEVERAL_HOSTS, UNDER_HYDRA_OR_PMI
+from hvdlite.system.launcher_environment import JOB_FOLDER, SEVERAL_HOSTS, UNDER_HYDRA_OR_PMI, UNDER_PRRTE
 
 PATIENCE = 2.0  # seconds for the first failure to be printed, and for an abort to work
 GOODBYE = 0.7  # seconds for exit functions and files, which an abort leaves out
@@ -316,10 +316,14 @@ class Guard:
     def abort_now(self, code: int) -> NoReturn:
         """Abort the job, and end this process.
 
-        An abort is left out in two cases. While hvdliterun ends the job by a signal, other ranks may be saving their
-        work. Under Hydra an abort leaves a file in /tmp, and under Slurm's PMI-2 it kills this process before its code
-        is seen. There the end of a process ends the job as well, but under Hydra with any rank's code: hvdliterun knows
-        the right one.
+        In three cases there is no abort, because the end of this process ends the job as well:
+
+        - hvdliterun ends the job by a signal. Other ranks may be saving their work.
+        - Open MPI's mpirun, from version 5 on, started the rank. It crashes or hangs in some of the jobs in which a
+          thread aborts while the main thread communicates (3 % with Open MPI 5.0.11 on busy cores).
+        - Hydra or Slurm's PMI-2 started the rank, under hvdliterun. An abort leaves a file in /tmp under Hydra, and
+          kills this process before its code is seen under PMI-2. Without an abort Hydra ends the job with any rank's
+          code; hvdliterun knows the right one.
         """
         with contextlib.suppress(Exception):  # an abort or a flush that blocks must not keep the job alive
             last_resort = threading.Timer(PATIENCE, os._exit, (code,))
@@ -328,7 +332,7 @@ class Guard:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        if not (UNDER_HYDRA_OR_PMI and JOB_FOLDER) and not job_is_ending():
+        if not UNDER_PRRTE and not (UNDER_HYDRA_OR_PMI and JOB_FOLDER) and not job_is_ending():
             with contextlib.suppress(Exception):
                 self.abort(code)
         os._exit(code)

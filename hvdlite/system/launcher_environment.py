@@ -27,6 +27,8 @@ SEVERAL_HOSTS = "HVDLITE_JOB_HOSTS" in AT_IMPORT
 """Whether hvdliterun has started ranks on more than one host."""
 UNDER_HYDRA_OR_PMI = not AT_IMPORT.isdisjoint(("HYDI_CONTROL_FD", "PMI_FD"))
 """Whether MPICH's Hydra, or Slurm by PMI-2, has started this process."""
+UNDER_PRRTE = "PRTE_LAUNCHED" in AT_IMPORT
+"""Whether the mpirun of Open MPI 5 or later has started this process."""
 
 # A launcher that started this process announces the number of ranks in one of these variables.
 OPEN_MPI = "Open MPI's mpirun"
