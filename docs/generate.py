@@ -1,8 +1,8 @@
 """Pages of the reference, made from the code: the public names, the settings, and the command line.
 
 A page of the documentation has a line `<!-- generated: api hvdlite.torch -->`. `conf.py` puts the text of the function
-with that name (`api`, `settings`, `command_line`) in its place while Sphinx reads the page, so no generated file lies
-in the repository. Text around the line is written by hand.
+with that name (`api`, `settings`, `command_line`, `support`) in its place while Sphinx reads the page, so no generated
+page lies in the repository. Text around the line is written by hand.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ast
 import enum
 import importlib
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -252,4 +253,18 @@ def escaped(text: str) -> str:
     return FLAG.sub(r"``\1``", quoted)
 
 
-PARTS: dict[str, Callable[..., str]] = {"api": api, "settings": settings, "command-line": command_line}
+def support() -> str:
+    """The table that the tests have written."""
+    lines = ["| what | with | ranks | passed | when, where |", "|---|---|---|---|---|"]
+    area = ""
+    for row in json.loads((Path(__file__).parent / "support.json").read_text()):
+        passed = f"{row['passed']}, **{row['failed']} failed**" if row["failed"] else row["passed"]
+        title = row["area"] if row["area"] != area else ""
+        area = row["area"]
+        lines.append(f"| {title} | {row['versions']} | {row['ranks']} | {passed} | {row['date']}, {row['where']} |")
+    return "\n".join([*lines, ""])
+
+
+PARTS: dict[str, Callable[..., str]] = {
+    "api": api, "settings": settings, "command-line": command_line, "support": support,
+}  # fmt: skip

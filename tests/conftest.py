@@ -1,11 +1,14 @@
-"""Shared by all tests: which of them wait for `--full`, and where the time went."""
+"""Shared by all tests: which of them wait for `--full`, where the time went, and the table of what was tested."""
 
 from __future__ import annotations
 
 import signal
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
+
+from tests import support
 
 # A shell starts background jobs with Ctrl-C ignored, and children inherit that. Then no test could send one.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,6 +29,9 @@ def job(item: pytest.Item) -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the tests that are marked full, too")
+    parser.addoption(
+        "--record", metavar="FILE", type=Path, help="write what passed into this table of the documentation"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,8 +48,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the seconds of each file and each job of ranks."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the seconds of each file and each job of ranks, and record what passed."""
+    table = config.getoption("--record")
+    if table:
+        stats = terminalreporter.stats
+        outcomes = [(report.nodeid, word) for word in ("passed", "failed") for report in stats.get(word, ())]
+        support.record(table, support.rows(outcomes))
     spent: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:

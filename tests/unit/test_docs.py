@@ -95,7 +95,12 @@ def test_every_public_name_is_in_the_api(module: str) -> None:
 
 def test_every_module_with_names_has_a_page() -> None:
     marks = {mark for page in PAGES for mark in generate.MARK.findall(page.read_text())}
-    assert marks == {("settings", ""), ("command-line", ""), *(("api", module) for module in generate.API_MODULES)}
+    assert marks == {
+        ("settings", ""),
+        ("command-line", ""),
+        ("support", ""),
+        *(("api", module) for module in generate.API_MODULES),
+    }
 
 
 def test_every_setting_is_described_once() -> None:
