@@ -94,10 +94,13 @@ def serve_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
 
     Raises:
         ValueError: This rank is no server.
+        MismatchError: The ranks begin with different weights; on every rank.
         HvdliteError: Communication has broken.
     """
     attached = strategy_of(optimizer)
     running = server(attached.running if attached else None)
+    if attached:
+        attached.look_at_beginning()  # as the workers' first step() does
     running.serve(lambda: averaged(model, running.site.process_set, counts=False))
 
 

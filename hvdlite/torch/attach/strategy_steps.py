@@ -185,14 +185,23 @@ class StrategyAttachment:
             self.follow()
             by = self.gradients.by
             changed = steps.before(by, self.optimizer, args, kwargs) if by else None
-            if self.number == 0 and self.alike.schedule.first:
-                self.refuse_shared()
-                self.alike.look()
+            self.look_at_beginning()
             if self.running.update_begins():
                 with self.weights() as weights:
                     self.running.before_update(weights, [gradient_of(p) for p in flat(self.optimizer.param_groups)])
         self.phase = Phase.STEPPING
         return changed
+
+    def look_at_beginning(self) -> None:
+        """Compare the ranks' weights before the first step. Waits for all ranks then.
+
+        Raises:
+            ValueError: Another attached optimizer has some of the parameters.
+            MismatchError: The ranks have different weights; on every rank.
+        """
+        if self.number == 0 and self.alike.schedule.first:
+            self.refuse_shared()
+            self.alike.look()
 
     def refuse_shared(self) -> None:
         """Raise ValueError if another attached optimizer has some of the parameters: both would be wrong."""

@@ -527,30 +527,32 @@ def check_mailboxes_end_with_their_optimizers() -> None:
     require_threads_end("hvdlite-mailbox")
 
 
-@at_sizes(3)
+@at_sizes(2, 3)
 def check_a_parameter_server() -> None:
     """The last rank serves. The average leaves out its statistics, and gives it the workers'."""
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    hvd.broadcast_parameters(model.state_dict(), 0)
-    plain = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = hvd.DistributedOptimizer(plain, strategy=hvd.BoundedStaleness(clock=1, servers=1))
-    statistics: Any = model[1].running_mean
-    if last():
-        require_error(hvd.HorovodInternalError, optimizer.step, "do not train", "serve_parameters")
-        statistics.fill_(100)
-        hvd.serve_parameters(optimizer, model)
-    else:
-        require_error(ValueError, lambda: hvd.serve_parameters(optimizer, model), "servers")
-        for step in range(5):
-            optimizer.zero_grad()
-            model(batch(hvd.rank(), step, torch.float32)[:, :2]).square().mean().backward()
-            optimizer.step()
-        hvd.average_parameters(model)
-    mine = [each.detach().tolist() for each in model.state_dict().values()]
-    assert (statistics.abs() < 1).all()
-    restart()
-    everyone = hvd.allgather_object(mine)
-    assert everyone[0] == everyone[1] == everyone[2]
+    for wrong_first in (False, True):  # a wrong step() on the server takes part in the comparison of weights, too
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(plain, strategy=hvd.BoundedStaleness(clock=1, servers=1))
+        statistics: Any = model[1].running_mean
+        if last():
+            if wrong_first:
+                require_error(hvd.HorovodInternalError, optimizer.step, "do not train", "serve_parameters")
+            statistics.fill_(100)
+            hvd.serve_parameters(optimizer, model)
+        else:
+            require_error(ValueError, lambda: hvd.serve_parameters(optimizer, model), "servers")
+            for step in range(5):
+                optimizer.zero_grad()
+                model(batch(hvd.rank(), step, torch.float32)[:, :2]).square().mean().backward()
+                optimizer.step()
+            hvd.average_parameters(model)
+        mine = [each.detach().tolist() for each in model.state_dict().values()]
+        assert (statistics.abs() < 1).all()
+        restart()
+        everyone = hvd.allgather_object(mine)
+        assert everyone == [everyone[0]] * hvd.size()
 
 
 def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
