@@ -1,7 +1,7 @@
 """All-reduce algorithms by name, and the function that runs the chosen one.
 
-`MESSAGES` has a function for each algorithm by messages. It binds `(transport, buffer, scratch, reduction)` and returns
-a function that reduces the flat buffer in place, at each call. `shared` and `hierarchical` bind the buffers of all
+`MESSAGES` has each algorithm by messages. It binds `(transport, buffer, scratch, reduction)` and returns a function
+that reduces the flat buffer in place, at each call. `shared` and `hierarchical` bind the buffers of all
 ranks of the host instead. `prepared` and `prepared_in_arena` choose the algorithm and bind its arguments. Adasum needs
 a number of ranks that is a power of two; the others take any number. `movement` and `tree` hold operations other than
 all-reduce. `through_memory` holds both, for arrays outside shared memory on one host.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hvdlite.algorithms import direct, hierarchical, ring, shared, through_memory, wide
 from hvdlite.algorithms.adasum import adasum
@@ -34,22 +34,34 @@ Prepare: TypeAlias = Callable[[Transport, Array, Array, Reduction], Callable[[],
 """Binds an algorithm's arguments and returns a function to call many times."""
 
 
-def bound(algorithm: Callable[[Transport, Array, Array, Reduction], None]) -> Prepare:
-    """A `Prepare` of an algorithm that prepares nothing: it only binds the arguments."""
-    return lambda *arguments: partial(algorithm, *arguments)
+class ByMessages(NamedTuple):
+    """An algorithm by messages.
+
+    Attributes:
+        prepare: Binds the arguments.
+        whole: Whether `scratch` has as many elements as the buffer. Else it has those of a pth of it, or fewer
+            (`pipeline.scratch_length`).
+    """
+
+    prepare: Prepare
+    whole: bool = False
 
 
-MESSAGES: dict[str, Prepare] = {
-    "ring": ring.prepared,
-    "direct": direct.prepared,  # replaces the ring for 16-bit floats
-    "halving_doubling": bound(halving_doubling),
-    "doubling": bound(doubling),
-    "native": bound(native),
-    "nccl": bound(native),  # on a GPU the transport's own all-reduce is NCCL's
-    "adasum": bound(adasum),
+def unprepared(algorithm: Callable[[Transport, Array, Array, Reduction], None], whole: bool = True) -> ByMessages:
+    """A `ByMessages` of a function that prepares nothing, and reduces the buffer when it is called."""
+    return ByMessages(lambda *arguments: partial(algorithm, *arguments), whole)
+
+
+MESSAGES = {
+    "ring": ByMessages(ring.prepared),
+    "direct": ByMessages(direct.prepared),  # replaces the ring for 16-bit floats
+    "halving_doubling": unprepared(halving_doubling),
+    "doubling": unprepared(doubling),
+    "native": unprepared(native, whole=False),
+    "nccl": unprepared(native, whole=False),  # on a GPU the transport's own all-reduce is NCCL's
+    "adasum": unprepared(adasum),
 }
 MOST_KINDS = 64  # prepared reductions that a lane keeps for its staging arena, one for each kind of piece
-WHOLE_SCRATCH = frozenset(("halving_doubling", "doubling", "adasum"))  # need scratch for n elements; others for n/p
 
 
 def allreduce(transport: Transport, workspace: Workspace, place: Place, buffer: Array, reduction: Reduction) -> None:
@@ -152,10 +164,9 @@ def by_messages(
         if name == "ring":
             return by_messages("direct", transport, workspace, buffer, reduction)
         return partial(wide.reduce, wide.Cast(reduction), buffer, partial(at_once, name, transport, workspace))
-    length = buffer.size
-    if name not in WHOLE_SCRATCH:
-        length = scratch_length(ring.longest_part(buffer, transport.size), buffer)
-    return MESSAGES[name](transport, buffer, workspace.scratch(buffer, length), reduction)
+    prepare, whole = MESSAGES[name]
+    length = buffer.size if whole else scratch_length(ring.longest_part(buffer, transport.size), buffer)
+    return prepare(transport, buffer, workspace.scratch(buffer, length), reduction)
 
 
 def at_once(name: str, transport: Transport, workspace: Workspace, buffer: Array, reduction: Reduction) -> None:

@@ -9,16 +9,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hvdlite.algorithms import by_messages, movement, pipeline, reduction, tree
+from hvdlite.algorithms import MESSAGES, by_messages, movement, pipeline, reduction, tree
 from hvdlite.algorithms.reduction import Reduction, scaler
 from hvdlite.algorithms.ring import longest_part, parts, same_part
 from hvdlite.algorithms.shared import prepared
 from hvdlite.algorithms.through_memory import prepared_allreduce
 from hvdlite.arrays import LINE, on_boundary
+from hvdlite.config import ALGORITHMS
 from hvdlite.memory.workspace import Workspace
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 
 SIZES = range(1, 10)
+NAMES = [*(name for name in ALGORITHMS if name in MESSAGES and name != "native"), "shared", "at home"]
+"""The algorithms that the setting has and that need no MPI; "at home" is `through_memory`."""
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
 # half a unit in the last place, relative: the error of one rounding
 EPSILON = {"float32": 2.0**-24, "float64": 2.0**-53, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -51,8 +54,12 @@ def run(name: str, arrays: list[np.ndarray], reduction: Reduction) -> list[np.nd
     return buffers
 
 
+def test_every_setting_is_an_algorithm() -> None:
+    assert {*ALGORITHMS} == {*MESSAGES, "auto", "shared", "hierarchical"} - {"direct", "nccl", "adasum"}
+
+
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
+@pytest.mark.parametrize("name", NAMES)
 def test_integers_sum_exactly(name: str, size: int) -> None:
     """p ranks with r + i give p(p-1)/2 + p i, in every dtype that can hold it."""
     for length in lengths(size):
@@ -64,7 +71,7 @@ def test_integers_sum_exactly(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
+@pytest.mark.parametrize("name", NAMES)
 def test_all_ranks_end_with_the_same_bits(name: str, dtype: str) -> None:
     """Averages of random numbers have the same bits on all ranks, and an error within that of the additions."""
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype) if dtype == "bfloat16" else dtype)
@@ -85,7 +92,7 @@ def test_all_ranks_end_with_the_same_bits(name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("operation,expected", [("min", 2.0), ("max", 5.0), ("product", 120.0)])
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
+@pytest.mark.parametrize("name", NAMES)
 def test_other_operations(name: str, operation: str, expected: float) -> None:
     arrays = [np.full(5, 2.0 + rank, np.float32) for rank in range(4)]
     for result in run(name, arrays, Reduction(operation)):
@@ -93,7 +100,7 @@ def test_other_operations(name: str, operation: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize("operation", ["sum", "min", "max", "product"])
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
+@pytest.mark.parametrize("name", NAMES)
 def test_nan_on_one_rank_reaches_all(name: str, operation: str) -> None:
     for poisoned in range(3):
         arrays = [np.ones(4, np.float32) for _ in range(3)]
@@ -102,7 +109,7 @@ def test_nan_on_one_rank_reaches_all(name: str, operation: str) -> None:
             assert np.isnan(result).tolist() == [False, False, True, False]
 
 
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "doubling", "shared", "at home"])
+@pytest.mark.parametrize("name", NAMES)
 def test_scaling_before_and_after(name: str) -> None:
     arrays = [np.full(3, 8.0, np.float32) for _ in range(2)]
     for result in run(name, arrays, Reduction("sum", before=0.25, after=3.0)):

@@ -198,7 +198,7 @@ def noted_runs() -> Iterator[list[str]]:
 
     usual, shared, through_memory = dict(algorithms.MESSAGES), algorithms.shared, algorithms.through_memory
     two_shots = shared.prepared, through_memory.prepared_allreduce
-    algorithms.MESSAGES.update({name: noted(name, function) for name, function in usual.items()})
+    algorithms.MESSAGES.update({name: way._replace(prepare=noted(name, way.prepare)) for name, way in usual.items()})
     shared.prepared, through_memory.prepared_allreduce = (noted("shared", function) for function in two_shots)
     yield runs
     algorithms.MESSAGES.update(usual)
