@@ -32,6 +32,7 @@ extensions = [
 exclude_patterns = ["_build", "packaging"]
 
 smartquotes_action = "D"  # quotes stay as they are: many belong to code
+pygments_style, pygments_dark_style = "friendly", "monokai"  # added lines are green, removed ones red
 html_theme = "furo"
 html_title = f"hvdlite {release}"
 html_theme_options = {"navigation_with_keys": True}
