@@ -1,4 +1,7 @@
-"""Training steps whose timeline `timeline.py` draws: `hvdliterun -np 2 python steps.py TRACE`. Rank 1 is late once."""
+"""Training steps whose timeline `timeline.py` draws: `hvdliterun -np 2 python steps.py TRACE`.
+
+In every third step rank 1 is late.
+"""
 
 import sys
 import time
@@ -7,13 +10,13 @@ import torch
 
 import hvdlite.torch as hvd
 
-WIDTH, LAYERS = 1024, 4
+WIDTH, LAYERS = 1024, 6
 
 
 def train(steps: int) -> None:
     for step in range(steps):
-        if step == steps - 1 and hvd.rank() == 1:
-            time.sleep(0.03)
+        if step % 3 == 2 and hvd.rank() == 1:
+            time.sleep(0.02)
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
@@ -30,5 +33,5 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 batch = torch.randn(64, WIDTH)
 train(20)
 hvd.start_timeline(sys.argv[1])
-train(3)
+train(120)
 hvd.stop_timeline()
