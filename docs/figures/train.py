@@ -7,7 +7,7 @@ import torch
 import hvdlite.torch as hvd
 
 
-def read(path: Path) -> torch.Tensor:
+def read(path: Path) -> object:
     return torch.load(path)
 
 
