@@ -9,7 +9,7 @@ import hvdlite
 
 
 # %% The function that every rank runs. It imports what it needs, and calls hvd.init() itself.
-def train(lr, epochs):
+def train(lr: float, epochs: int) -> dict:
     import torch
     from sklearn.datasets import load_digits
     from torch import nn
