@@ -2,7 +2,7 @@
 
     hvdliterun -np 2 python examples/tensorflow_tape.py
 
-The data come with scikit-learn: nothing is downloaded. Only the lines marked (1) to (5) differ from a script for one
+The data come with scikit-learn: nothing is downloaded. Only the lines marked (1) to (6) differ from a script for one
 process.
 """
 
@@ -47,7 +47,7 @@ def main() -> None:
     train = hvd.shard(train, even=True)  # (2)
     batches = train.shuffle(2000, seed=hvd.rank()).batch(options.batch_size, drop_remainder=True)
     model = network()
-    optimizer = keras.optimizers.Adam(1e-3 * hvd.size() ** 0.5)
+    optimizer = keras.optimizers.Adam(1e-3 * hvd.size() ** 0.5)  # (3)
     optimizer.build(model.trainable_variables)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -55,17 +55,17 @@ def main() -> None:
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_of(y, model(x, training=True))
-        tape = hvd.DistributedGradientTape(tape)  # (3)
+        tape = hvd.DistributedGradientTape(tape)  # (4)
         grads = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
         return loss
 
-    hvd.broadcast_variables(model, root_rank=0)  # (4)
+    hvd.broadcast_variables(model, root_rank=0)  # (5)
     began = time.perf_counter()
     for epoch in range(options.epochs):
         losses = [step(x, y) for x, y in batches]
-        mean = hvd.allreduce(tf.reduce_mean(losses))
-        hvd.print(f"epoch {epoch + 1:2}/{options.epochs}  loss {mean:.4f}")  # (5)
+        mean = hvd.allreduce(tf.reduce_mean(losses))  # (6) over all processes
+        hvd.print(f"epoch {epoch + 1:2}/{options.epochs}  loss {mean:.4f}")
     seconds = time.perf_counter() - began
     right = np.mean(np.argmax(model(images), 1) == labels)
     hvd.print(f"{hvd.size()} processes: held-out accuracy {right:.2%}, {seconds:.1f} s")

@@ -55,10 +55,9 @@ def accuracy(model: nn.Module, data: TensorDataset) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--backend", default="hvdlite", help="gloo: to compare (with torchrun)")
     options = parser.parse_args()
 
-    dist.init_process_group(options.backend)
+    dist.init_process_group("hvdlite")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     train, test = digits()

@@ -168,11 +168,12 @@ def _own_folders() -> set[str]:
 
     They stay out of PYTHONPATH, because ranks may start programs that use another Python (gsutil).
     """
-    library = sysconfig.get_path("platstdlib")
-    packed = os.path.join(os.path.dirname(library), f"python{sys.version_info[0]}{sys.version_info[1]}.zip")
+    libraries = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}  # in a venv, the second is the venv's
+    archive = f"python{sys.version_info[0]}{sys.version_info[1]}.zip"
+    packed = {os.path.join(os.path.dirname(library), archive) for library in libraries}
+    compiled = {os.path.join(library, "lib-dynload") for library in libraries}
     users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    compiled = os.path.join(library, "lib-dynload")
-    return {library, sysconfig.get_path("stdlib"), compiled, packed, *site.getsitepackages(), *users}
+    return {*libraries, *packed, *compiled, *site.getsitepackages(), *users}
 
 
 def _launched(arguments: Sequence[str], task: bytes) -> Outcome:

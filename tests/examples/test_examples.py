@@ -56,6 +56,28 @@ def test_the_helpers_do_what_users_write_by_hand() -> None:
     assert logged == [["rank 0 INFO: 16 steps in each epoch"]] * 2, logged
 
 
+def test_the_pytorch_tutorial_trains_on_two_ranks_and_goes_on(tmp_path: Path) -> None:
+    """The script for one process and the one for several reach the same accuracy. All ranks end with the same weights."""
+    before = run("examples/tutorial_torch_before.py", "--checkpoint", str(tmp_path / "one"), launch=[sys.executable])
+    arguments = ["examples/tutorial_torch.py", "--checkpoint", str(tmp_path / "two")]
+    first, second = run(*arguments, "--epochs", "6"), run(*arguments, "--epochs", "10")
+    assert before.returncode == first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert before.stdout.startswith("epochs 1 to 10, 45 steps in each\n")
+    assert first.stdout.startswith("epochs 1 to 6, 23 steps in each\n") and "epochs 7 to 10, 23" in second.stdout
+    for done in (before, second):
+        assert float(re.findall(r"epoch 10: held-out accuracy ([\d.]+)%", done.stdout)[0]) >= 91, done.stdout
+    sums = re.findall(r"rank (\d): the sum of all weights is (-?[\d.]+)", second.stdout)
+    assert [rank for rank, _ in sums] == ["0", "1"] and sums[0][1] == sums[1][1], second.stdout
+
+
+def test_a_function_runs_on_two_ranks_and_returns_results() -> None:
+    done = run("examples/run_in_notebook.py", launch=[sys.executable])
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^rank (\d): held-out accuracy ([\d.]+)%$", done.stdout, re.MULTILINE)
+    assert [rank for rank, _ in found] == ["0", "1"] and float(found[0][1]) >= 88, done.stdout
+    assert "[0]<stdout>:epoch 5: loss" in done.stdout and "'0.weight': (256, 64)" in done.stdout, done.stdout
+
+
 def accuracy(*arguments: str) -> float:
     """The accuracy in percent, from an example's last line."""
     done = run(*arguments)
@@ -146,6 +168,18 @@ def test_lightning_reaches_95_percent_and_only_rank_0_shows_and_writes(tmp_path:
     assert found and float(found[1]) >= 95, done.stdout
     assert [str(path) for path in tmp_path.iterdir()] == [found[2]]
     assert "[0]<stdout>:Epoch" in done.stdout.replace("\r", "\n") and "[1]<stdout>" not in done.stdout, done.stdout
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("library", ["accelerate", "transformers"])
+def test_libraries_that_choose_mpi_reach_93_percent(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"NOT RUN: {library} is not installed (pip install 'hvdlite[libraries]')")
+    monkeypatch.setenv("HVDLITE_AS_MPI", "1")
+    folder = ["--folder", str(tmp_path)] if library == "transformers" else []
+    assert accuracy(f"examples/{library}_digits.py", *folder) >= 93
 
 
 FRAMEWORKS = [["torch"], *(["keras", "--keras-backend", backend] for backend in ("tensorflow", "torch", "jax"))]

@@ -46,6 +46,14 @@ def test_two_ranks_are_the_default_and_the_environment_is_set() -> None:
     assert hvdlite.run(lambda: os.environ["GIVEN"], env={"GIVEN": "a b"}) == ["a b", "a b"]
 
 
+def test_folders_of_the_interpreter_stay_out_of_pythonpath(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a venv, whose standard library is that of another interpreter's folder."""
+    monkeypatch.setattr(sys, "path", [*sys.path, "/a folder/of mine"])
+    found = hvdlite.run(lambda: os.environ["PYTHONPATH"], np=1)[0].split(":")
+    assert "/a folder/of mine" in found
+    assert not [folder for folder in found if "lib-dynload" in folder or folder.endswith(".zip")], found
+
+
 def test_large_results_and_arguments() -> None:
     data = np.arange(4_000_000.0)
     (back,) = hvdlite.run(lambda array: array * 2, (data,), np=1)

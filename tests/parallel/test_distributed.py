@@ -104,6 +104,13 @@ dist.destroy_process_group()
     assert result.code == 1 and "RANK" in result.output
 
 
+def test_a_process_that_a_library_has_started_is_no_rank() -> None:
+    """Lightning starts a second process itself, if no launcher has: each is an MPI job of its own."""
+    code = "dist.init_process_group('hvdlite', store=dist.HashStore(), rank=0, world_size=2)"
+    result = jobs.run(0, ["-c", f"import torch.distributed as dist; {code}"])
+    assert result.code == 1 and "has 2 ranks, but the MPI job of this process has 1" in result.output, result.output
+
+
 def test_a_rank_that_fails_ends_the_job() -> None:
     """Ranks that wait in a collective do not wait for ever, and the error of the rank is in the output."""
     code = (

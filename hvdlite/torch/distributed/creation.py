@@ -40,9 +40,16 @@ def create(options: Options) -> dist.ProcessGroup:
     Begins the job if `hvd.init()` has not. The job then lasts until the process ends.
 
     Raises:
-        HvdliteError: This process cannot be a rank, or the group's ranks are not all ranks of a job not begun yet.
+        HvdliteError: This process cannot be a rank, the group has more ranks than the job, or its ranks are not all
+            ranks of a job not begun yet.
     """
     begin(options.group_size)
+    job = runtime.current().groups.size
+    if options.group_size > job:
+        raise HvdliteError(
+            f"this group has {options.group_size} ranks, but the MPI job of this process has {job}: start the script "
+            "with hvdliterun, mpirun or srun, and not with torchrun or without a launcher"
+        )
     refuse_builtin_compression()
     group = opened(options)
     return MpiProcessGroup(options.store, options.group_id, options.group_rank, group, options.timeout)
