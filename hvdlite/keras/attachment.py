@@ -313,13 +313,15 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator, strategy
         RuntimeError: The optimizer is attached already.
         MismatchError: The ranks' strategies differ; on every rank.
         HvdliteError: This version of Keras, or of its backend, lacks a private name that hvdlite uses.
-        NotImplementedError: `keras.distribution` is in use, or sharded=True cannot serve the optimizer.
+        NotImplementedError: `keras.distribution` or a tf.distribute strategy is in use, or sharded=True cannot serve
+            the optimizer.
         ValueError: sharded=True cannot serve the optimizer, or each rank has a part of its state.
     """
     before = attachment_of(optimizer)
     if before is not None:
         before.gradients.require_replaceable()
     inner = innermost(optimizer)
+    framework().refuse_replicas()
     private_api.require_all(inner)
     refuse_slots("hvd.DistributedOptimizer", inner.variables)
     kind = shardable(inner) if settings.sharded else None

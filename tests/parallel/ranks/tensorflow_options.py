@@ -213,6 +213,10 @@ def check_replicas_are_refused() -> None:
             "one process per",
         )
     np.testing.assert_array_equal(weight, [1.0])
+    attach = partial(hvd.DistributedOptimizer, keras.optimizers.SGD(1.0))
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        require_error(NotImplementedError, attach, "tf.distribute strategy", "one process per")
+    attach()
 
 
 def check_keras_2_is_told() -> None:
