@@ -44,9 +44,10 @@ _SLURM = f"""\
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@120
 {_SETUP}
-# 120 seconds before its time is up, Slurm sends SIGTERM to this script, which passes it on to hvdliterun. Every rank
-# gets SIGTERM, and has 5 seconds to save its work. Then the job is queued again. It must begin with loading its
-# checkpoint, if there is one. A job that fails or is cancelled is not queued again.
+# 120 seconds before its time is up, Slurm sends SIGTERM to this script, which passes it on to hvdliterun. The ranks of
+# the first node get SIGTERM, and let the others know, for example by an all-reduce after each step. All ranks have
+# 5 seconds to save their work. Then the job is queued again. It must begin with loading its checkpoint, if there is
+# one. A job that fails or is cancelled is not queued again.
 most_restarts=20
 
 trap 'interrupted=yes; kill -TERM $$(jobs -p)' TERM
