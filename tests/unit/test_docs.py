@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hvdlite_launcher import options, tunables
 
+import hvdlite
 from docs import docstrings, generate
 from docs.blocks import FENCE, PYTHON, SHELL, blocks
 from hvdlite import config
@@ -20,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in ("_build", "packaging"))
 NAMES = [str(path.relative_to(DOCS)) for path in PAGES]
+BESIDE = ["../README.md", "../CONTRIBUTING.md", "../examples/README.md", "../hvdlite/README.md"]
 
 
 def entries(page: Path) -> list[Path]:
@@ -44,7 +46,7 @@ def test_every_page_is_in_one_table_of_contents() -> None:
     assert sorted([*found, DOCS / "index.md"]) == PAGES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *BESIDE])
 def test_links_lead_somewhere(name: str) -> None:
     """Links to pages, to their headings, to pictures and to files of the repository."""
     page = DOCS / name
@@ -56,7 +58,7 @@ def test_links_lead_somewhere(name: str) -> None:
             assert not anchor or anchor in slugs(generate.filled(target.read_text())), link
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *BESIDE])
 def test_python_blocks_compile(name: str) -> None:
     """Lines that show output or belong to the reader's script stand in blocks of other kinds."""
     for block in blocks(DOCS / name):
@@ -64,7 +66,7 @@ def test_python_blocks_compile(name: str) -> None:
             compile("\n" * (block.line - 1) + block.text, str(DOCS / name), "exec")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *BESIDE])
 def test_commands_are_understood(name: str) -> None:
     """hvdliterun takes the options of each of its commands."""
     for block in blocks(DOCS / name):
@@ -146,6 +148,15 @@ def test_pages_do_not_skip_levels_of_headings() -> None:
         levels = [len(each) for each in re.findall(r"^(#+) ", text, re.MULTILINE)]
         assert levels[0] == 1 and levels.count(1) == 1, page
         assert all(below <= level + 1 for level, below in pairwise(levels)), page
+
+
+def test_the_readme_is_short_and_names_this_version() -> None:
+    readme, badges = (ROOT / "README.md").read_text(), (DOCS / "figures/badges.svg").read_text()
+    assert len(readme.splitlines()) <= 160
+    short = hvdlite.__version__.rpartition(".")[0]
+    assert f">{short}, alpha<" in badges and f"![version {short}, alpha; " in readme
+    for command in ("make demo", "make test"):
+        assert f"$ {command} " in readme
 
 
 @pytest.mark.parametrize(("plain", "shown"), [
