@@ -60,7 +60,7 @@ class PrivateName:
         return (
             f"hvdlite does not work with {framework} {version}: {self.module}.{self.path} {how}. hvdlite uses it to "
             f"{self.purpose}. {framework} {self.since} has it: install one of the versions that hvdlite's README lists "
-            "as tested"
+            "as tested [HVD114]"
         )
 
 

@@ -118,7 +118,7 @@ def refuse_replicas() -> None:
     if replicas > 1:
         raise NotImplementedError(
             f"hvd.DistributedOptimizer does not work under a tf.distribute strategy of {replicas} replicas: start one "
-            "process per device instead (hvdliterun -np), without a strategy"
+            "process per device instead (hvdliterun -np), without a strategy [HVD314]"
         )
 
 

@@ -30,10 +30,10 @@ def traces(pair: Hosts) -> str:
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [
-        ("exception", 1, "rank 1 on hostb ended the job with exit code 1"),
-        ("exit", 7, "rank 1 on hostb ended the job with exit code 7"),
-        ("signal9", 137, "rank 1 on hostb was killed by SIGKILL (signal 9)"),
-        ("signal11", 139, "rank 1 on hostb was killed by SIGSEGV (signal 11)"),
+        ("exception", 1, "rank 1 on hostb ended the job with exit code 1 [HVD903]"),
+        ("exit", 7, "rank 1 on hostb ended the job with exit code 7 [HVD903]"),
+        ("signal9", 137, "rank 1 on hostb was killed by SIGKILL (signal 9) [HVD904]"),
+        ("signal11", 139, "rank 1 on hostb was killed by SIGSEGV (signal 11) [HVD904]"),
     ],
 )
 def test_a_rank_on_another_host_fails(runner: Runner, pair: Hosts, how: str, code: int, told: str) -> None:
@@ -60,7 +60,7 @@ def test_word_of_the_cause_comes_after_the_job_has_ended_for_its_consequence(run
     assert wait_until(lambda: not mpiruns(runner), 4.0)
     os.kill(agent, signal.SIGCONT)
     _, err = job.communicate(timeout=5.0)
-    assert (job.returncode, err) == (137, "hvdliterun: rank 2 on hostb was killed by SIGKILL (signal 9)\n")
+    assert (job.returncode, err) == (137, "hvdliterun: rank 2 on hostb was killed by SIGKILL (signal 9) [HVD904]\n")
     assert runner.wait_gone(4.0), "processes are left"
 
 
@@ -68,8 +68,8 @@ def test_ranks_fail_on_all_hosts_and_one_is_told(runner: Runner) -> None:
     job = runner.run("-np", "4", "-H", "hosta:2,hostb:2", *FAILS, "all-exception")
     assert job.returncode == 1
     assert job.stderr.count("Traceback") == job.stderr.count("ValueError: no such luck") == 1
-    rank = re.search(r"hvdlite: rank (\d) on (host[ab]) failed: ValueError\n", job.stderr)
-    assert rank and f"hvdliterun: rank {rank[1]} on {rank[2]} ended the job with exit code 1\n" in job.stderr
+    rank = re.search(r"hvdlite: rank (\d) on (host[ab]) failed: ValueError \[HVD903\]\n", job.stderr)
+    assert rank and f"hvdliterun: rank {rank[1]} on {rank[2]} ended the job with exit code 1 [HVD903]\n" in job.stderr
 
 
 @pytest.mark.parametrize("rank", [0, 1])
