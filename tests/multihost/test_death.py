@@ -78,7 +78,7 @@ def test_a_rank_that_ends_before_it_meets_those_of_other_hosts(runner: Runner, p
     before = traces(pair)
     job = runner.run("-H", "hosta:1,hostb:1", sys.executable, "-c", code)
     assert job.returncode == 1
-    told = f"rank {rank} on host{'ab'[rank]} ended without hvd.init(), where other ranks wait: every rank must call hvd.init()"
+    told = f"rank {rank} on host{'ab'[rank]} ended without hvd.init(), where other ranks wait: every rank must call hvd.init() [HVD906]"
     assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
     assert runner.leftovers() == [] and traces(pair) == before
 
@@ -172,7 +172,7 @@ def test_an_agent_is_killed(runner: Runner, pair: Hosts) -> None:
     (agent,) = agents(pair[1])
     os.kill(agent, signal.SIGKILL)
     _, err = job.communicate(timeout=5.0)
-    assert job.returncode == 137 and "hvdliterun: host hostb was lost: the connection broke\n" in err
+    assert job.returncode == 137 and "hvdliterun: host hostb was lost: the connection broke [HVD909]\n" in err
     assert runner.wait_gone(4.0), "processes are left"
     assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)
 
@@ -188,7 +188,7 @@ def test_a_host_is_cut_off(runner: Runner) -> None:
         _, err = job.communicate(timeout=10.0)
         assert (
             job.returncode == 137
-            and "hvdliterun: host hostb was lost: no sign of life for 3.5 s (--host-timeout)\n" in err
+            and "hvdliterun: host hostb was lost: no sign of life for 3.5 s (--host-timeout) [HVD909]\n" in err
         )
         assert runner.wait_gone(5.0), "processes are left"
         assert time.monotonic() - begun < 7.0  # the five seconds, and two for a busy machine
@@ -210,9 +210,7 @@ def test_a_network_that_rests_longer_than_usual(runner: Runner) -> None:
         os.kill(hvdliterun, signal.SIGTERM)
         _, err = job.communicate(timeout=5.0)
         assert job.returncode == 143 and runner.wait_gone(4.0)
-        told = (
-            f"no sign of life for 5 s; the job ends if it stays silent for {HOST_TIMEOUT:.0f} s in all (--host-timeout)"
-        )
+        told = f"no sign of life for 5 s; the job ends if it stays silent for {HOST_TIMEOUT:.0f} s in all (--host-timeout) [HVD909]"
         lines = [f"hvdliterun: host hostb: {text}" for text in (told, "it answers again")]
         assert [line for line in err.splitlines() if "host hostb" in line] == lines, err
 
