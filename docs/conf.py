@@ -43,6 +43,7 @@ copybutton_prompt_is_regexp = True
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+myst_heading_slug_func = "docs.generate.anchor"
 
 default_role = "py:obj"  # `name` in a docstring links to the name if it is public, and is code otherwise
 napoleon_numpy_docstring = False

@@ -47,6 +47,12 @@ def filled(text: str) -> str:
     return MARK.sub(lambda found: PARTS[found[1]](*(found[2],) if found[2] else ()), text)
 
 
+def anchor(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it; `hvd012` for 'HVD012: an error'."""
+    code = re.match(r"HVD\d{3}(?=: )", heading)
+    return re.sub(r"[^\w\- ]", "", (code[0] if code else heading).lower()).replace(" ", "-")
+
+
 def public(module: ModuleType) -> list[str]:
     """The names that a module offers: those in `__all__`, and `print`, which star-imports leave alone."""
     return sorted({*module.__all__, *(["print"] if "print" in vars(module) else [])}, key=str.lower)

@@ -129,7 +129,7 @@ def cupy() -> ModuleType:
     except ImportError as error:
         raise HvdliteError(
             f"tensors on a GPU need CuPy, which cannot be imported ({error}): pip install cupy-cuda12x for CUDA 12, or "
-            "cupy-cuda13x for CUDA 13"
+            "cupy-cuda13x for CUDA 13 [HVD110]"
         ) from error
 
 

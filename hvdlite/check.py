@@ -229,7 +229,7 @@ def library(said: Mapping[str, object], trouble: str, path: str | None) -> Findi
     """Report whether mpi4py loads an MPI. `path` is the library that mpi4py was told to load, or None."""
     if "library" not in said:
         cure = "install an MPI and mpi4py, or point MPI4PY_LIBMPI to libmpi.so"
-        return Finding("MPI", "library", State.BROKEN, f"library: {trouble}; {cure}")
+        return Finding("MPI", "library", State.BROKEN, f"library: {trouble}; {cure} [HVD101]")
     text = f"library: {said['library']}" + (f" ({path})" if path else "")
     return Finding("MPI", "library", State.OK, text, str(said["library"]))
 
@@ -239,7 +239,7 @@ def mixed(family: str, library: str) -> Iterator[Finding]:
     if (family == "Open MPI") != library.startswith("Open MPI"):
         text = f"the launcher is {family}'s, but mpi4py loads {library}: ranks would not find each other"
         cure = "load one MPI's module, or set HVDLITE_MPIEXEC or MPI4PY_LIBMPI"
-        yield Finding("MPI", "two MPIs", State.WARNING, f"{text}; {cure}")
+        yield Finding("MPI", "two MPIs", State.WARNING, f"{text}; {cure} [HVD102]")
 
 
 def gpu_transport(said: Mapping[str, object], env: Mapping[str, str]) -> Iterator[Finding]:
@@ -263,7 +263,7 @@ def threads(said: Mapping[str, object], trouble: str) -> Finding:
     if "threads" not in said:
         return Finding("MPI", name, State.BROKEN, f"{name}: MPI cannot be initialized: {trouble}")
     if not said["threads"]:
-        text = f"{name}: this MPI was built without it, and hvdlite needs it: load another MPI"
+        text = f"{name}: this MPI was built without it, and hvdlite needs it: load another MPI [HVD103]"
         return Finding("MPI", name, State.BROKEN, text)
     return Finding("MPI", name, State.OK, name)
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 IN_A_CHILD = (
     "hvdlite cannot communicate in a process that a rank has started (a DataLoader's worker?): MPI cannot be used "
-    "there. Communicate in the main process; hvd.rank(), hvd.size() and the like work here."
+    "there. Communicate in the main process; hvd.rank(), hvd.size() and the like work here. [HVD107]"
 )
-NOT_INITIALIZED = "hvdlite was used before hvd.init() or after hvd.shutdown(): call hvd.init() first."
+NOT_INITIALIZED = "hvdlite was used before hvd.init() or after hvd.shutdown(): call hvd.init() first. [HVD108]"
 
 
 class HvdliteError(RuntimeError):
@@ -50,7 +50,7 @@ class RemovedError(ShutdownError, ValueError):
     def __init__(self, ranks: Sequence[int]) -> None:
         super().__init__(
             f"the process set of the ranks {list(ranks)} has been removed (hvd.remove_process_set). Register it again "
-            "with hvd.add_process_set(), and call hvd.DistributedOptimizer(optimizer, process_set=...) again."
+            "with hvd.add_process_set(), and call hvd.DistributedOptimizer(optimizer, process_set=...) again. [HVD207]"
         )
         self.ranks = ranks
 
@@ -103,7 +103,7 @@ def broken_by(error: BaseException, operation: str) -> HvdliteError | None:
     return HvdliteError(
         f"an earlier operation, {operation}, failed in the middle on this rank ({type(error).__name__}: {error}), and "
         "the other ranks may have sent messages that this rank has not received. This process can no longer "
-        "communicate: restart the job"
+        "communicate: restart the job [HVD209]"
     )
 
 

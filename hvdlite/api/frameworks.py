@@ -56,7 +56,7 @@ def refuse_legacy(optimizer: object) -> None:
         raise TypeError(
             f"{type(optimizer).__name__} is of Keras 2 (tf_keras, as with TF_USE_LEGACY_KERAS=1), and "
             "DistributedOptimizer serves Keras 3: unset that variable, or write the training step with "
-            "hvdlite.tensorflow.DistributedGradientTape and broadcast_variables, which serve both"
+            "hvdlite.tensorflow.DistributedGradientTape and broadcast_variables, which serve both [HVD315]"
         )
 
 
@@ -97,7 +97,7 @@ def shares_of(data: object) -> Callable[..., object]:
         raise TypeError(
             f"hvd.shard cannot divide {type(data).__module__}.{type(data).__qualname__}: give arrays, tensors, a list, "
             "a tuple or dict of arrays, a tf.data.Dataset, or a torch Dataset or DataLoader. Make a list of an "
-            "iterator. If a function makes the batches, let it use data[hvd.rank() :: hvd.size()]"
+            "iterator. If a function makes the batches, let it use data[hvd.rank() :: hvd.size()] [HVD317]"
         )
     function: Callable[..., object] = importlib.import_module(SHARES[root]).share
     return function

@@ -238,7 +238,7 @@ def read_part(parts: Parts, path: File, name: str) -> dict[str, object]:
         raise ValueError(
             f"hvd.load: {os.fspath(path)!r} has its optimizer's state in several files, and {str(file)!r} is missing. "
             "Copy and move all of them together, under their names, or save with consolidate=True. If a job has just "
-            "saved a newer checkpoint there, load again"
+            "saved a newer checkpoint there, load again [HVD401]"
         )
     with open(file, "rb") as opened:
         try:
@@ -247,7 +247,7 @@ def read_part(parts: Parts, path: File, name: str) -> dict[str, object]:
             raise
         except Exception as error:
             damage = f"{type(error).__name__}: {error}"
-    raise ValueError(f"hvd.load: a part of {os.fspath(path)!r} is damaged, {str(file)!r}: {damage}")
+    raise ValueError(f"hvd.load: a part of {os.fspath(path)!r} is damaged, {str(file)!r}: {damage} [HVD401]")
 
 
 def restored(form: Format, objects: Mapping[str, object], found: dict[str, object], rng: bool) -> dict[str, object]:
@@ -332,7 +332,7 @@ def named(error: Exception, call: str, path: File, rank: int) -> Exception:
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         return error
-    return OSError(cause.errno, f"{call}: rank {rank} cannot use the file: {cause.strerror}", os.fspath(path))
+    return OSError(cause.errno, f"{call}: rank {rank} cannot use the file: {cause.strerror} [HVD402]", os.fspath(path))
 
 
 def portable(error: Exception | None) -> Exception | None:
@@ -372,7 +372,8 @@ def not_plain(name: str, value: object) -> TypeError:
     return TypeError(
         f"hvd.save: {name!r} ({type(value).__name__}) is not plain data, so nothing is saved: reading it would "
         "run code from the file. Give numbers, strings, lists, dicts (such as vars(args)) or tensors; an object that "
-        "can restore itself needs state_dict() and load_state_dict() (PyTorch) or variables (Keras, TensorFlow)"
+        "can restore itself needs state_dict() and load_state_dict() (PyTorch) or variables (Keras, TensorFlow) "
+        "[HVD403]"
     )
 
 

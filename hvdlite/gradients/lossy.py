@@ -42,7 +42,7 @@ from hvdlite.transports.two_levels import Levels
 
 ONE_HOST = (
     "compression={}: all ranks are on one host and share memory, so gradients are not compressed. To compress between "
-    "the ranks of one host, as an experiment, set HVDLITE_COMPRESS_WITHIN_HOST=1"
+    "the ranks of one host, as an experiment, set HVDLITE_COMPRESS_WITHIN_HOST=1 [HVD421]"
 )
 
 

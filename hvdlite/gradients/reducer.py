@@ -419,7 +419,7 @@ def why_void(rank: str) -> str:
     """The error text for a void round. rank: the rank with the failed backward, in words."""
     return (
         f"a backward of {rank} raised after some of its gradients had left: no rank has results of this backward. The "
-        "next backward starts a new round"
+        "next backward starts a new round [HVD307]"
     )
 
 
@@ -428,5 +428,5 @@ def too_late(name: str) -> str:
     return (
         f"the gradient of {name} was added to after it had left: one backward() computed it twice, as reentrant "
         "checkpointing does for weights that several segments share. Use checkpoint(..., use_reentrant=False), or set "
-        "HVDLITE_OVERLAP=0"
+        "HVDLITE_OVERLAP=0 [HVD308]"
     )

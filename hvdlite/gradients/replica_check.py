@@ -202,7 +202,9 @@ class Alike:
         found = compared(self.lane, self.name, mine)
         first = self.schedule.first
         if first and self.mode == "error" and any(kind in self.fatal for kind, _ in found):
-            raise MismatchError(f"{self.what}: the ranks would train different models:\n{self.told(found)} {MEANT}")
+            raise MismatchError(
+                f"{self.what}: the ranks would train different models:\n{self.told(found)} {MEANT} [HVD301]"
+            )
         self.warn(found, "the ranks train" if first else f"after {self.rounds} steps the ranks train")
         self.schedule.compared()
 
@@ -211,7 +213,7 @@ class Alike:
         news = {kind for kind, _ in found} - self.warned
         self.warned |= news
         if news and self.lane.transport.rank == 0:
-            text = "%s: %s different models:\n%s"
+            text = "%s: %s different models:\n%s [HVD302]"
             logging.getLogger("hvdlite").warning(text, self.what, begin, self.told(found))
 
     def prepare_last_look(self) -> None:

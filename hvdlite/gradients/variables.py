@@ -48,7 +48,7 @@ def variables_of(found: object) -> list[Variable]:
     elif hasattr(found, "weights"):
         if not getattr(found, "built", True):
             name = getattr(found, "name", type(found).__name__)
-            raise ValueError(f"{name} has no weights yet: build it (or call it once) before broadcasting them")
+            raise ValueError(f"{name} has no weights yet: build it (or call it once) before broadcasting them [HVD316]")
         members = found.weights
     elif hasattr(found, "variables"):
         members = found.variables() if callable(found.variables) else found.variables

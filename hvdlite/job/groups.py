@@ -208,7 +208,7 @@ class Groups:
         """The group of a set. Raises ValueError if it is not registered, or this process is not a member."""
         found = self.find(process_set)
         if found is None:
-            raise ValueError(f"rank {self.rank} is not a member of {process_set}: only members may call")
+            raise ValueError(f"rank {self.rank} is not a member of {process_set}: only members may call [HVD207]")
         return found
 
     def find(self, process_set: ProcessSet) -> Group | None:
@@ -218,7 +218,7 @@ class Groups:
         if number is None or process_set not in self.registered.get(number, ()):
             raise ValueError(
                 f"{process_set} is not registered (or not any more, after hvd.remove_process_set() or "
-                "hvd.shutdown()): give it to hvd.init() or hvd.add_process_set()"
+                "hvd.shutdown()): give it to hvd.init() or hvd.add_process_set() [HVD207]"
             )
         return self.mine.get(number)
 

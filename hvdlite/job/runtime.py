@@ -160,7 +160,7 @@ def agree_on(world: Communicator, settings: Config) -> bool:
     for name, values in zip(names, zip(*said, strict=True), strict=False):
         if len(set(values)) > 1:
             raise HvdliteError(
-                f"{name} differs: {said_by(values, range(world.size))}. Set it to one value on all ranks."
+                f"{name} differs: {said_by(values, range(world.size))}. Set it to one value on all ranks. [HVD109]"
             )
     return all(share for *_, share in said)
 
@@ -235,7 +235,9 @@ def init(comm: Given = None, process_sets: Iterable[ProcessSet] | str | None = N
         _current.groups.find_again(sets)
         return
     if _broken:
-        raise HvdliteError(f"this process can no longer communicate, start the job again: {_broken}") from _broken
+        raise HvdliteError(
+            f"this process can no longer communicate, start the job again [HVD209]: {_broken}"
+        ) from _broken
     settings = Config.from_env()
     world, place = connect(comm, settings.stall.check, stop)
     logs.configure(settings.log, place.rank)
@@ -406,7 +408,7 @@ def require_attached(alive: bool, shared: bool, least: int = 2, lost: str = "gra
         warn("after hvd.shutdown() each rank trains by itself", RuntimeWarning)
     if not alive and is_initialized() and size() >= least:
         again = "call hvd.DistributedOptimizer(optimizer) again after hvd.init()"
-        raise RuntimeError(f"this optimizer was attached before hvd.shutdown(): {again}, or {lost}.")
+        raise RuntimeError(f"this optimizer was attached before hvd.shutdown(): {again}, or {lost}. [HVD304]")
 
 
 def _after_fork() -> None:

@@ -35,7 +35,8 @@ def agree_on_length(params: Mapping[str, int | None] | None) -> None:
         if None not in numbers and len(set(numbers)) > 1:
             raise HvdliteError(
                 f"ranks gave fit() different numbers of {what} (by rank: {', '.join(map(str, numbers))}): the ranks "
-                "with more would wait forever. Drop the remainder of the data, or give steps_per_epoch= and epochs="
+                "with more would wait forever. Drop the remainder of the data, or give steps_per_epoch= and "
+                "epochs= [HVD310]"
             )
 
 
@@ -52,4 +53,4 @@ def go_on_together(what: str) -> None:
     if len(set(everyones)) > 1:
         actions = ", ".join(f"rank {rank} {action}" for rank, action in enumerate(everyones))
         cure = STOP_TOGETHER if "stops" in everyones else BEGIN_TOGETHER
-        raise HvdliteError(f"training would go on without some ranks: {actions}. {cure}")
+        raise HvdliteError(f"training would go on without some ranks: {actions}. {cure} [HVD311]")

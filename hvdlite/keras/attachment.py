@@ -125,7 +125,7 @@ class KerasAttachment:
                     f"rank {runtime.rank()}: {type(self.optimizer).__name__} was about to apply gradients that were "
                     "not reduced over all ranks. No weight has changed. If there is another optimizer around this one, "
                     "make the outer one distributed instead. If a training step calls the optimizer's private "
-                    "methods, have it call apply() or apply_gradients()"
+                    "methods, have it call apply() or apply_gradients() [HVD312]"
                 )
             return self.original(method)(*args, **kwargs)
 
@@ -296,7 +296,8 @@ def refuse_distribution() -> None:
         raise NotImplementedError(
             f"hvd.DistributedOptimizer does not work under keras.distribution ({type(found).__name__}): hvdlite trains "
             "with one process per device. Remove keras.distribution.set_distribution(...) from the script, or undo it "
-            "with keras.distribution.set_distribution(None); then start one process per device (hvdliterun -np)"
+            "with keras.distribution.set_distribution(None); then start one process per device (hvdliterun -np) "
+            "[HVD314]"
         )
 
 

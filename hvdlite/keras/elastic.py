@@ -64,7 +64,9 @@ class KerasState(VariablesState):
                 would be gone.
         """
         if not model.built:
-            raise ValueError(f"{model.name} has no weights yet: build it (or call it once) before making its state")
+            raise ValueError(
+                f"{model.name} has no weights yet: build it (or call it once) before making its state [HVD316]"
+            )
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         if self.optimizer is not None and not self.optimizer.built:

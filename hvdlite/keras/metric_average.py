@@ -55,7 +55,7 @@ class MetricAverageCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 raise HvdliteError(
                     f"MetricAverageCallback: rank {rank} has the metrics {', '.join(theirs)}, rank 0 has "
                     f"{', '.join(everyones[0])}. Compile every rank's model with the same metrics, and give fit() "
-                    "validation data on every rank or on none"
+                    "validation data on every rank or on none [HVD318]"
                 )
         for name in mine:
             values, weights = zip(*(theirs[name] for theirs in everyones), strict=True)

@@ -66,7 +66,8 @@ class ReductionCheck:
             raise RuntimeError(
                 f"rank {runtime.rank()}: a training step has changed weights, and has reduced no gradients over the "
                 "ranks: each rank trains alone. Compile the model with "
-                "optimizer=hvd.DistributedOptimizer(optimizer), or use DistributedGradientTape of hvdlite.tensorflow"
+                "optimizer=hvd.DistributedOptimizer(optimizer), or use DistributedGradientTape of "
+                "hvdlite.tensorflow [HVD312]"
             )
 
     def first_exchange(self) -> Exchange | None:

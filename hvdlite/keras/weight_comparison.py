@@ -58,7 +58,7 @@ class WeightComparison:
             f"(variable {number}) is the first that differs between rank 0 and {ranks(others)}. Something "
             "changed weights or the learning rate on some ranks only: a callback before MetricAverageCallback, or an "
             "optimizer that is not distributed, say. If variables are meant to differ, give them to the callback as "
-            "local_variables="
+            "local_variables= [HVD302]"
         )
 
     def report(self, difference: str) -> None:

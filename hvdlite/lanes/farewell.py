@@ -16,7 +16,7 @@ from hvdlite.lanes.workplace import Workplace
 
 K = TypeVar("K")
 V = TypeVar("V")
-LAST_WORDS = "hvdlite has been shut down: call hvd.init() again first."
+LAST_WORDS = "hvdlite has been shut down: call hvd.init() again first. [HVD108]"
 
 
 class Farewell:

@@ -196,7 +196,8 @@ def require_same(host: HostWorkplace, gpu: Gpu) -> Side:
     if side.gpu.number != gpu.number:
         raise HvdliteError(
             f"a tensor lies on GPU {gpu.number}, but this process communicates from GPU {side.gpu.number}, and can use "
-            "only one. Start one process per GPU, and choose the GPU with torch.cuda.set_device(hvd.local_rank())"
+            "only one. Start one process per GPU, and choose the GPU with "
+            "torch.cuda.set_device(hvd.local_rank()) [HVD111]"
         )
     return side
 
@@ -215,6 +216,6 @@ def takes_pointers(host: HostWorkplace) -> bool:
         say_once(
             f"{transport.library} does not take pointers to GPU memory. So data between GPUs that cannot share "
             "memory pass through host memory, which is slower. Use a CUDA-aware MPI (Open MPI built --with-cuda, "
-            "or over a UCX with CUDA). If the MPI is CUDA-aware, set HVDLITE_CUDA_AWARE=1"
+            "or over a UCX with CUDA). If the MPI is CUDA-aware, set HVDLITE_CUDA_AWARE=1 [HVD113]"
         )
     return agreed

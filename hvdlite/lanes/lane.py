@@ -347,7 +347,9 @@ class Lane:
         """Close all lanes, because an exception has stopped this rank in the middle of an agreement."""
         what = ": ".join(filter(None, (type(error).__name__, str(error))))
         title = request.title(self.user)
-        self.break_off(HvdliteError(f"{title} was interrupted ({what}); this process can no longer communicate"))
+        self.break_off(
+            HvdliteError(f"{title} was interrupted ({what}); this process can no longer communicate [HVD209]")
+        )
 
     def close(self, reason: HvdliteError) -> None:
         """Fail all pending and later requests with `reason`; the first call's reason counts. For any thread."""

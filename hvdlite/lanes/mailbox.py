@@ -284,7 +284,7 @@ class Mailbox:
     def fail(self, error: BaseException) -> None:
         """Tell all ranks of an error in this thread, and break all lanes."""
         rank = self.lane.members[self.transport.rank]
-        text = f"{self.title} failed on rank {rank} ({type(error).__name__}: {error}): restart the job"
+        text = f"{self.title} failed on rank {rank} ({type(error).__name__}: {error}): restart the job [HVD209]"
         reason = error if isinstance(error, HvdliteError) else HvdliteError(text)
         with contextlib.suppress(Exception):
             for dest in range(self.transport.size):

@@ -18,24 +18,25 @@ V = TypeVar("V")
 CHANGES = "add_param_group or requires_grad in torch, trainable in Keras, a tape's sources"
 """The user's actions that change the parameter list of an attached optimizer or tape."""
 CURES = {
-    "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ.",
-    "dtype": "Every rank must pass the same dtype; cast before the call.",
-    "number": "Every rank must pass the same number of tensors.",
-    "operation": "Every rank must ask for the same reduction.",
-    "root rank": "Every rank must name the same root_rank.",
+    "shape": "Every rank must pass the same shape; pad, or use allgather where sizes differ. [HVD201]",
+    "dtype": "Every rank must pass the same dtype; cast before the call. [HVD202]",
+    "number": "Every rank must pass the same number of tensors. [HVD205]",
+    "operation": "Every rank must ask for the same reduction. [HVD205]",
+    "root rank": "Every rank must name the same root_rank. [HVD205]",
     "parameters": "Build the same model on every rank; optimizers attached to it must have the same parameter groups "
-                  "and compression=.",
-    "reduction": "Give the same op= and gradient_predivide_factor= on every rank.",
-    "terms": "Give the same op= and gradient_predivide_factor= on every rank.",
-    "buckets": "Give the same groups= on every rank.",
-    "replica_check": "Give the same replica_check= on every rank.",
+                  "and compression=. [HVD204]",
+    "reduction": "Give the same op= and gradient_predivide_factor= on every rank. [HVD205]",
+    "terms": "Give the same op= and gradient_predivide_factor= on every rank. [HVD205]",
+    "buckets": "Give the same groups= on every rank. [HVD205]",
+    "replica_check": "Give the same replica_check= on every rank. [HVD205]",
     "round": "Every rank must call backward() and step() equally often. Where ranks have different numbers of batches: "
-             "drop the remainder, or call hvd.join() on those that are done.",
-    "ranks": "Every rank of the job must name the same ranks, members or not, in the same order of calls.",
-    "metrics": "Give the same names on every rank: (0, 0) for a metric without samples on a rank.",
-    "topology": "Every rank must use the same topology.",
-    "messages": "Where rank a lists rank b in dst_weights, rank b must list rank a in src_weights.",
-    "kind": "Every rank must call the same function under one name; give different operations different names.",
+             "drop the remainder, or call hvd.join() on those that are done. [HVD310]",
+    "ranks": "Every rank of the job must name the same ranks, members or not, in the same order of calls. [HVD205]",
+    "metrics": "Give the same names on every rank: (0, 0) for a metric without samples on a rank. [HVD318]",
+    "topology": "Every rank must use the same topology. [HVD205]",
+    "messages": "Where rank a lists rank b in dst_weights, rank b must list rank a in src_weights. [HVD205]",
+    "kind": "Every rank must call the same function under one name; give different operations different names. "
+            "[HVD203]",
 }  # fmt: skip
 CURES_WHILE_JOINED = {
     "plan": f"Parameters may change ({CHANGES}) where a backward of all ranks follows before any joins, or after all "
@@ -157,9 +158,9 @@ def forsaken(everyone: Sequence[Sequence[Signature]], members: Sequence[int], se
 def forsaking(signature: Signature) -> str:
     """The end of the error for an operation that ranks have left without calling it, and the cure."""
     if signature.title.startswith(GRADIENTS):
-        return f"without this backward(). {UNEVEN}"
+        return f"without this backward(). {UNEVEN} [HVD910]"
     cure = "Each send needs a recv on the other rank." if signature.kind == "message" else COLLECTIVE
-    return f"without calling it. {cure}"
+    return f"without calling it. {cure} [HVD910]"
 
 
 def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
@@ -168,7 +169,7 @@ def refusal(signature: Signature, joined: Sequence[int]) -> MismatchError:
     cure = CURES_WHILE_JOINED.get(signature.kind, "Call it before any rank joins, or after all have.")
     return MismatchError(
         f"{signature.title}: {ranks(joined)} {have} joined (hvd.join()), and joined ranks take part only in "
-        f"all-reduces. {cure}"
+        f"all-reduces. {cure} [HVD206]"
     )
 
 
@@ -193,11 +194,11 @@ def explain(signatures: Sequence[Signature], members: Sequence[int]) -> str:
         several = what.partition(" of ")[0].endswith("s")
         shown = [KINDS.get(str(value), value) for value in values] if what == "kind" else values
         said = f"{what} {'differ' if several else 'differs'}: {said_by(shown, members)}. "
-    cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same.")
+    cure = CURES.get(what.partition(" of ")[0], "Every rank must pass the same. [HVD205]")
     if what == "kind" and set(values) == {"plan", "gradients"}:
-        cure = f"The parameters changed ({CHANGES}) on some ranks only: change them on every rank."
+        cure = f"The parameters changed ({CHANGES}) on some ranks only: change them on every rank. [HVD204]"
     if what == "kind" and "stepped" in values:
-        cure = "Every rank must call backward() and step() equally often, with equally many batches."
+        cure = "Every rank must call backward() and step() equally often, with equally many batches. [HVD310]"
     return f"{title_of(signatures, members)}: {said}{cure}"
 
 
@@ -217,7 +218,7 @@ def explain_end(signatures: Sequence[Signature], members: Sequence[int]) -> str:
     return (
         f"fit(): {ranks(ended)} came to {what}, while {ranks(others)} went on with the next batch. A callback that "
         "sets model.stop_training within an epoch (TerminateOnNaN) must do so on all ranks after the same batch. All "
-        "ranks must have the same number of batches: use dataset.take(n) or steps_per_epoch="
+        "ranks must have the same number of batches: use dataset.take(n) or steps_per_epoch= [HVD311]"
     )
 
 

@@ -53,7 +53,9 @@ class Queue:
             raise self.closed.with_traceback(None)  # the traceback of an earlier call would keep its frames alive
         if request.key in self.pending:
             title = request.title(user)
-            raise ValueError(f"{title} is in flight already: wait for it (synchronize), or give this one another name.")
+            raise ValueError(
+                f"{title} is in flight already: wait for it (synchronize), or give this one another name. [HVD208]"
+            )
 
     def admit(self, request: Request[T]) -> None:
         """Make a request pending, after `refuse` has raised no error."""

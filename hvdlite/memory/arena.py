@@ -122,7 +122,7 @@ def exchange(transport: Transport, local: Transport, mine: SharedFile | None) ->
         say_once(
             f"ranks {without} cannot share memory with other ranks of their host, so all data travel as "
             "messages, which is slower. Causes: no free memory, ranks in different containers, or too many "
-            "open files (`ulimit -n`)"
+            "open files (`ulimit -n`) [HVD112]"
         )
     return [each for each in found if each is not None] if all(agreed) else None
 

@@ -108,7 +108,7 @@ def allocate(
         if transport.rank == 0:
             say_once(
                 f"the GPUs of ranks {[rank for rank, fine in enumerate(agreed) if not fine]} cannot read other "
-                "ranks' memory (CUDA IPC is refused), so gradients travel as messages, which is slower"
+                "ranks' memory (CUDA IPC is refused), so gradients travel as messages, which is slower [HVD113]"
             )
         return Arena(own[HEADER:], None)
     peers = tuple(each[HEADER:] for each in found if each is not None)

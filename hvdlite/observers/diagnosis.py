@@ -182,7 +182,7 @@ def show(reports: Sequence[Report | None], stalls: Sequence[Stall]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"hvdlite: {summary(stalls[0])}", title_justify="left", title_style="", box=box.SIMPLE)
+    table = Table(title=f"hvdlite: {summary(stalls[0])} [HVD901]", title_justify="left", title_style="", box=box.SIMPLE)
     for heading in ("rank", "waits in", "for", "Python is at"):
         table.add_column(heading, overflow="fold")
     for row in rows(reports, stalls):

@@ -242,7 +242,7 @@ class StallWatch:
             fatal = stalls = diagnosis.diagnose(reports, 0.0)
         self.show(reports, stalls)
         if fatal:
-            text = f"{over}, and is ended.\n{diagnosis.letter(reports, fatal)}"
+            text = f"{over}, and is ended. [HVD902]\n{diagnosis.letter(reports, fatal)}"
             self.inquiries.post(End(text))
             self.ending.begin(text)
 

@@ -50,4 +50,6 @@ def refuse_slots(call: str, variables: Iterable[object]) -> None:
         variables: Its variables.
     """
     if slot := first_slot(variables):
-        raise ValueError(f"{call}: each rank has another part of the state of {slot.owner}. Use hvd.save and hvd.load")
+        raise ValueError(
+            f"{call}: each rank has another part of the state of {slot.owner}. Use hvd.save and hvd.load [HVD411]"
+        )

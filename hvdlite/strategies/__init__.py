@@ -94,7 +94,7 @@ def require_joins(strategy: Strategy) -> None:
     if not strategy.joins:
         raise RuntimeError(
             f"hvd.join() is not possible with strategy={strategy!r}: other ranks would wait for this one for ever. "
-            "Give all ranks equally many batches"
+            "Give all ranks equally many batches [HVD431]"
         )
 
 

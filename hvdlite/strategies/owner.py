@@ -221,7 +221,7 @@ class Owner:
         if letter.plan != self.plan:
             raise MismatchError(
                 f"the names, shapes or dtypes of rank {letter.source}'s parameters differ from other ranks': build the "
-                "same model on all ranks"
+                "same model on all ranks [HVD204]"
             )
 
     def check_origin(self, worker: Worker, letter: Letter, values: Array) -> None:
@@ -229,7 +229,7 @@ class Owner:
         if letter.era == letter.note == self.base == self.era and hashed(values) != self.origin:
             raise MismatchError(
                 f"rank {worker.rank} begins with other weights than another rank: give all ranks the same weights "
-                "first, for example with hvd.broadcast_variables(model, root_rank=0)"
+                "first, for example with hvd.broadcast_variables(model, root_rank=0) [HVD301]"
             )
 
     # Adding and answering

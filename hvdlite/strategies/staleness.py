@@ -254,7 +254,8 @@ class Worker(Member):
         if self.era < self.told:
             raise HvdliteError(
                 f"{self.site.title}: weights were changed between updates on another rank, and not on rank "
-                f"{self.site.group.rank}. Give all ranks the same weights, as with hvd.broadcast_variables(model, 0)"
+                f"{self.site.group.rank}. Give all ranks the same weights, as with "
+                "hvd.broadcast_variables(model, 0) [HVD301]"
             )
         if self.terms.compensation:
             self.gradient = places.flatten(gradients)

@@ -59,8 +59,8 @@ class PrivateName:
         version = getattr(importlib.import_module(framework), "__version__", "of an unknown version")
         return (
             f"hvdlite does not work with {framework} {version}: {self.module}.{self.path} {how}. hvdlite uses it to "
-            f"{self.purpose}. {framework} {self.since} has it: install one of the versions that hvdlite's README lists "
-            "as tested"
+            f"{self.purpose}. {framework} {self.since} has it: install one of the versions that hvdlite's "
+            "documentation lists as tested [HVD114]"
         )
 
 

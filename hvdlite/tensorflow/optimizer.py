@@ -169,7 +169,7 @@ class Tf1Attachment:
             raise RuntimeError(
                 "apply_gradients without compute_gradients: these gradients were not reduced over the ranks. Compute "
                 "gradients with this optimizer's compute_gradients (or minimize). Or use hvd.DistributedGradientTape "
-                "and an optimizer that is not distributed."
+                "and an optimizer that is not distributed. [HVD312]"
             )
         apply, given = type(self.optimizer).apply_gradients.__get__(self.optimizer), (list(grads_and_vars), *args)
         return self.passes.apply_gradients(lambda: apply(*given, **kwargs), self.optimizer, *given, **kwargs)

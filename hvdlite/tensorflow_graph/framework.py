@@ -119,7 +119,7 @@ def refuse_replicas() -> None:
     if replicas > 1 or (tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context()):
         raise NotImplementedError(
             f"hvd.DistributedOptimizer does not work under a tf.distribute strategy ({replicas} replicas): start one "
-            "process per device instead (hvdliterun -np), without a strategy"
+            "process per device instead (hvdliterun -np), without a strategy [HVD314]"
         )
 
 

@@ -205,5 +205,5 @@ def refuse_compiled() -> None:
         raise RuntimeError(
             "XLA compiles this function, and compiled code cannot communicate with other ranks. Use "
             "model.compile(..., jit_compile=False), or tf.function without jit_compile=True. In model.fit, "
-            "hvdlite.keras.callbacks.BroadcastGlobalVariablesCallback turns jit_compile off."
+            "hvdlite.keras.callbacks.BroadcastGlobalVariablesCallback turns jit_compile off. [HVD313]"
         )

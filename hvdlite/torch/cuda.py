@@ -59,7 +59,7 @@ def gpu_of(tensors: Iterable[torch.Tensor]) -> Gpu | None:
     if len(numbers) > 1:
         raise HvdliteError(
             f"the parameters of one process lie on GPUs {', '.join(map(str, numbers))}: hvdlite drives one GPU per "
-            "process. Start one process per GPU, each with its model on cuda:hvd.local_rank()"
+            "process. Start one process per GPU, each with its model on cuda:hvd.local_rank() [HVD111]"
         )
     return gpu_at(numbers[0]) if numbers else None
 

@@ -60,5 +60,5 @@ def refuse_sharded(call: str) -> None:
     if any(attachment.settings.sharded for attachment in runtime.current().registries.attachments):
         raise RuntimeError(
             f"{call} is not possible with DistributedOptimizer(sharded=True): a rank that has joined would no longer "
-            "step its part of the parameters. Give all ranks equally many batches"
+            "step its part of the parameters. Give all ranks equally many batches [HVD431]"
         )

@@ -182,7 +182,7 @@ def require_unattached(optimizer: object) -> None:
         if isinstance(attached, Attachment) and attached.settings.sharded and attached.ranks.runtime.everyone.size > 1:
             raise ValueError(
                 f"this {type(optimizer).__name__} was attached with sharded=True before hvd.shutdown(), and may have a "
-                "part of its state only: attach a new optimizer, and load a checkpoint (hvd.load)"
+                "part of its state only: attach a new optimizer, and load a checkpoint (hvd.load) [HVD414]"
             )
         attached.detach()
 
@@ -207,6 +207,6 @@ def names_of(
     if missing := sum(id(p) not in by_id for p in parameters):
         raise ValueError(
             f"named_parameters, {len(pairs)} of them, leaves out {missing} of the optimizer's {len(parameters)} "
-            "parameters: give those of all of its models. A generator can be read only once"
+            "parameters: give those of all of its models. A generator can be read only once [HVD303]"
         )
     return by_id

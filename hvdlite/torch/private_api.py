@@ -51,7 +51,7 @@ def require() -> None:
         if found(name) is None and not is_none_by_nature(name):
             raise HvdliteError(
                 f"torch {torch.__version__} has no torch.{name}, which hvdlite needs {purpose}: install a version of "
-                "torch that hvdlite has been tested with, or a newer hvdlite"
+                "torch that hvdlite has been tested with, or a newer hvdlite [HVD114]"
             )
 
 
@@ -255,7 +255,7 @@ def leave_out(rules: object, package: str) -> None:
     if add is None:
         raise HvdliteError(
             f"torch {torch.__version__} has no torch._dynamo.trace_rules.add, which hvdlite needs so that "
-            "torch.compile leaves it out: train without torch.compile, or install a newer hvdlite"
+            "torch.compile leaves it out: train without torch.compile, or install a newer hvdlite [HVD114]"
         )
     add(package)
 

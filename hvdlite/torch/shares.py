@@ -117,18 +117,20 @@ def share_of_loader(loader: DataLoader[T], mine: Share) -> ShareLoader[T]:
     if not shuffle and type(loader.sampler) is not SequentialSampler:
         raise TypeError(
             f"hvd.shard takes a DataLoader with shuffle=True or shuffle=False; this one has a sampler of its own, "
-            f"{type(loader.sampler).__name__}. Leave the sampler out, or {YOURSELF}"
+            f"{type(loader.sampler).__name__}. Leave the sampler out, or {YOURSELF} [HVD317]"
         )
     sampler = cast(RandomSampler, loader.sampler)
     if shuffle and (sampler.replacement or sampler.num_samples != len(cast(Sized, loader.dataset))):
         raise TypeError(
             f"hvd.shard takes a RandomSampler that draws each sample once; this one has replacement= or num_samples=. "
-            f"Give shuffle=True in its place, or {YOURSELF}"
+            f"Give shuffle=True in its place, or {YOURSELF} [HVD317]"
         )
     if loader.batch_size is None and loader.batch_sampler is not None:
-        raise TypeError(f"hvd.shard cannot divide the batches of a batch_sampler. Give batch_size=, or {YOURSELF}")
+        raise TypeError(
+            f"hvd.shard cannot divide the batches of a batch_sampler. Give batch_size=, or {YOURSELF} [HVD317]"
+        )
     if type(loader).__iter__ is not DataLoader.__iter__:
-        raise TypeError(f"hvd.shard would lose what {type(loader).__name__} does in __iter__: {YOURSELF}")
+        raise TypeError(f"hvd.shard would lose what {type(loader).__name__} does in __iter__: {YOURSELF} [HVD317]")
     mine = replace(mine, even=shuffle) if mine.even is None else mine
     dealt = ShareSampler(loader.dataset, mine, shuffle)
     settings = {name: getattr(loader, name) for name in KEPT}
@@ -149,7 +151,7 @@ def require_length(data: Dataset[Any]) -> None:
         raise TypeError(
             f"hvd.shard cannot divide {type(data).__name__}, an IterableDataset: let its __iter__ yield this rank's "
             "samples, as in itertools.islice(samples, hvd.rank(), None, hvd.size()). If ranks then have different "
-            "numbers of batches, train within hvd.uneven_inputs(model, optimizer)"
+            "numbers of batches, train within hvd.uneven_inputs(model, optimizer) [HVD317]"
         )
     if not hasattr(data, "__len__"):
-        raise TypeError(f"hvd.shard cannot divide {type(data).__name__}: the Dataset has no __len__")
+        raise TypeError(f"hvd.shard cannot divide {type(data).__name__}: the Dataset has no __len__ [HVD317]")

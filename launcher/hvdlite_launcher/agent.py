@@ -146,7 +146,7 @@ class Agent:
             self._watch()
             self._ask()
         except FileExistsError as error:
-            problem = "another host in the list is this machine, or has its name: name it once, with all slots"
+            problem = "another host in the list is this machine, or has its name: name it once, with all slots [HVD017]"
             stranger = f"another user has made {path}: start again"
             self._say(problem=problem if job_folder.is_own(error.filename) else stranger)
         except OSError as error:

@@ -184,7 +184,7 @@ def _other_python(program: str) -> str:
     path = shutil.which(program) or program
     if os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable):
         return ""
-    return f". {path} has no hvdlite. Start the script with {sys.executable}, which has it"
+    return f". {path} has no hvdlite. Start the script with {sys.executable}, which has it [HVD005]"
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ class Ending:
             self.lose(
                 f"no rank has started within {self.patience:.0f} s: the MPI's daemons do not reach each other (a "
                 "firewall?). Name the network that all hosts share with --network-interfaces; -v shows the messages of "
-                "the MPI"
+                "the MPI [HVD018]"
             )
 
     def lose(self, how: str | None) -> None:

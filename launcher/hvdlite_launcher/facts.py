@@ -43,7 +43,7 @@ def questions(command: Sequence[str], env: Mapping[str, str]) -> list[str] | Non
     """
     program = shutil.which(command[0], path=env.get("PATH", os.defpath))
     if program is None:
-        raise FileNotFoundError(f"no such command: {command[0]}: install it in the same place on all hosts")
+        raise FileNotFoundError(f"no such command: {command[0]}: install it in the same place on all hosts [HVD015]")
     if not os.path.basename(program).startswith(("python", "pypy")):
         return None
     return [program, "-c", _QUESTIONS]
@@ -90,7 +90,7 @@ def differences(facts: Mapping[str, Mapping[str, str]], names: Sequence[str] = N
                 if value != usual:
                     found.setdefault(host, []).append(_tell(name, value, usual))
     cure = "install the same versions on all hosts"
-    return {host: f"differs: {'; '.join(texts)}: {cure}" for host, texts in found.items()}
+    return {host: f"differs: {'; '.join(texts)}: {cure} [HVD016]" for host, texts in found.items()}
 
 
 def same_names(names: Mapping[str, str]) -> dict[str, str]:
@@ -101,7 +101,7 @@ def same_names(names: Mapping[str, str]) -> dict[str, str]:
     found, seen = {}, set[str]()
     for host, name in names.items():
         if (short := name.partition(".")[0]) in seen:
-            found[host] = f"two hosts call themselves {short}: rename one, or name it once with all its slots"
+            found[host] = f"two hosts call themselves {short}: rename one, or name it once with all its slots [HVD017]"
         seen |= {short} - {""}
     return found
 

@@ -68,7 +68,7 @@ def located(hosts: Sequence[Host]) -> tuple[Host, ...]:
         found = tuple(dataclasses.replace(host, local=is_here) for host, is_here in zip(hosts, local, strict=True))
     own = [host.name for host in found if host.local]
     if len(own) > 1:
-        raise UsageError(f"{' and '.join(own)} are both this machine: name it once, with all its slots")
+        raise UsageError(f"{' and '.join(own)} are both this machine: name it once, with all its slots [HVD017]")
     if len(found) == 1:
         return found
     here = socket.gethostname()

@@ -32,7 +32,8 @@ COLUMNS and LINES for the ranks, and TTY_COMPATIBLE=1 for rank 0, with which ric
 --output-filename or --prefix none; -x TTY_COMPATIBLE=0 prevents it).
 
 The first rank that fails ends the job, and its exit code is that of hvdliterun: 128 + n if signal n killed
-it. OMPI_MCA_*, OMP_NUM_THREADS and other variables that you have set are left as they are.
+it. OMPI_MCA_*, OMP_NUM_THREADS and other variables that you have set are left as they are. The page
+docs/diagnose/errors.md explains messages that end with a code such as [HVD012].
 
 The command that --dry-run and -v show is the MPI's. Started by hand, it lacks what hvdliterun does itself:
 prefixes, progress bars and files of output, the summary, one line about the rank that failed, the end of all

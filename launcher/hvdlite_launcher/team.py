@@ -138,7 +138,8 @@ class Member:
         """How the host was lost, or None: the connection broke, the host is silent, or it sends no frames."""
         if self._garbled:
             return (
-                f"host {self.name} sent unreadable data: is hvdlite the same there, or does its login shell print text?"
+                f"host {self.name} sent unreadable data: is hvdlite the same there, or does its login shell print "
+                "text? [HVD909]"
             )
         if self.link.closed:
             said = self.said.decode(errors="replace").strip().splitlines()
@@ -146,9 +147,9 @@ class Member:
                 return (
                     f"hvdliterun's agent on this host ended: {said[-1] if said else 'was it killed (out of memory)?'}"
                 )
-            return f"host {self.name} was lost: {said[-1] if said else 'the connection broke'}"
+            return f"host {self.name} was lost: {said[-1] if said else 'the connection broke'} [HVD909]"
         if self.link.silence > self.timeout:
-            return f"host {self.name} was lost: no sign of life for {self.timeout:g} s (--host-timeout)"
+            return f"host {self.name} was lost: no sign of life for {self.timeout:g} s (--host-timeout) [HVD909]"
         return None
 
     def problem(self, timeout: float) -> str | None:
@@ -158,7 +159,7 @@ class Member:
         if self.report.facts is not None:
             return None
         if not self.link.closed:
-            return f"no answer within {timeout:g} s (--start-timeout)"
+            return f"no answer within {timeout:g} s (--start-timeout) [HVD014]"
         return readiness.explain(self.name, self.said.decode(errors="replace"), self.process.wait(), _PACKAGE)
 
     def end(self, seconds: float) -> None:
@@ -311,7 +312,7 @@ class Team:
         if silent == (member.name in self._silent):
             return
         self._silent ^= {member.name}
-        ends = f"the job ends if it stays silent for {member.timeout:g} s in all (--host-timeout)"
+        ends = f"the job ends if it stays silent for {member.timeout:g} s in all (--host-timeout) [HVD909]"
         news = f"no sign of life for {times.SILENCE_TOLD:g} s; {ends}" if silent else "it answers again"
         self._streams.say(f"host {member.name}: {news}")
 

@@ -231,7 +231,7 @@ def _shape(options: argparse.Namespace) -> tuple[int, int]:
     hosts = parse_hosts(options.hosts) if options.hosts is not None else parse_hostfile(options.hostfile)
     if ranks is not None and ranks > total_slots(hosts):
         raise UsageError(
-            f"-np {ranks}: the hosts have slots for {total_slots(hosts)} only: lower -np, or raise the slots"
+            f"-np {ranks}: the hosts have slots for {total_slots(hosts)} only: lower -np, or raise the slots [HVD002]"
         )
     hosts = used(hosts, ranks or total_slots(hosts))
     slots = {host.slots for host in hosts}

@@ -24,7 +24,7 @@ from tests.launcher.conftest import Runner
 
 FIELDS = {"ready", "verdict", "ready_for", "not_ready", "hosts", "findings"}
 OF_A_HOST = {"host", "own_name", "ready", "problem", "hvdlite", "python", "mpi"}
-SAME_VERSIONS = ": install the same versions on all hosts"
+SAME_VERSIONS = ": install the same versions on all hosts [HVD016]"
 OF_A_FINDING = {"host", "section", "name", "state", "text", "version"}
 
 
@@ -156,7 +156,9 @@ def test_crays_library_for_gpus_is_missed_in_time(said: dict[str, object], enabl
     ("MPICH", "Open MPI v4.1.4", True), ("MPICH", "Intel(R) MPI Library 2021.17", False),
 ])  # fmt: skip
 def test_two_mpis_that_do_not_understand_each_other(family: str, library: str, warned: bool) -> None:
-    assert [each.state for each in check.mixed(family, library)] == [State.WARNING] * warned
+    found = list(check.mixed(family, library))
+    assert [each.state for each in found] == [State.WARNING] * warned
+    assert all(each.text.endswith("HVDLITE_MPIEXEC or MPI4PY_LIBMPI [HVD102]") for each in found)
 
 
 @pytest.mark.parametrize(("room", "state"), [(64 << 20, State.WARNING), (8 << 30, State.OK)])
@@ -197,7 +199,8 @@ def test_hosts_are_ready_for_what_all_are_ready_for() -> None:
 @pytest.mark.parametrize(("other", "problem"), [
     (of_host("b", python="3.13"), f"differs: Python 3.13, others have 3.11{SAME_VERSIONS}"),
     (of_host("b", mpi="MPICH 5"), f"differs: MPICH 5, others have Open MPI v5{SAME_VERSIONS}"),
-    (of_host("b", own_name="a.site"), "two hosts call themselves a: rename one, or name it once with all its slots"),
+    (of_host("b", own_name="a.site"),
+     "two hosts call themselves a: rename one, or name it once with all its slots [HVD017]"),
 ])  # fmt: skip
 def test_hosts_that_hvdliterun_would_refuse_are_not_ready(other: dict[str, Any], problem: str) -> None:
     said = merge([of_host("a"), other])

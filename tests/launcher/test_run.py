@@ -27,14 +27,14 @@ FAILS = (sys.executable, str(SCRIPTS / "fails.py"))
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [
-        ("exception", 1, "rank 1 ended the job with exit code 1"),
-        ("thread", 1, "rank 1 ended the job with exit code 1"),
-        ("exit", 7, "rank 1 ended the job with exit code 7"),
-        ("exit-message", 1, "rank 1 ended the job with exit code 1"),
-        ("raise", 7, "rank 1 ended the job with exit code 7"),
-        ("signal9", 137, "rank 1 was killed by SIGKILL (signal 9)"),
-        ("signal11", 139, "rank 1 was killed by SIGSEGV (signal 11)"),
-        ("signal2", 130, "rank 1 ended the job with exit code 130"),
+        ("exception", 1, "rank 1 ended the job with exit code 1 [HVD903]"),
+        ("thread", 1, "rank 1 ended the job with exit code 1 [HVD903]"),
+        ("exit", 7, "rank 1 ended the job with exit code 7 [HVD903]"),
+        ("exit-message", 1, "rank 1 ended the job with exit code 1 [HVD903]"),
+        ("raise", 7, "rank 1 ended the job with exit code 7 [HVD903]"),
+        ("signal9", 137, "rank 1 was killed by SIGKILL (signal 9) [HVD904]"),
+        ("signal11", 139, "rank 1 was killed by SIGSEGV (signal 11) [HVD904]"),
+        ("signal2", 130, "rank 1 ended the job with exit code 130 [HVD903]"),
     ],
 )
 def test_one_rank_that_fails_ends_the_job_with_its_code(runner: Runner, how: str, code: int, told: str) -> None:
@@ -67,7 +67,7 @@ def test_a_rank_that_dies_while_its_mpi_begins_may_have_had_no_shared_memory(run
     """MPICH's ranks die so in a container with 64 MB of shared memory."""
     job = runner.run("-np", "2", sys.executable, "-c", DIES_IN_INIT)
     assert job.returncode == 139, job.stderr
-    told = "rank 1 was killed by SIGSEGV (signal 11): /dev/shm may be full, or too small (df /dev/shm)"
+    told = "rank 1 was killed by SIGSEGV (signal 11): /dev/shm may be full, or too small (df /dev/shm) [HVD905]"
     assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
 
 
@@ -75,8 +75,8 @@ def test_of_all_ranks_that_fail_one_is_told(runner: Runner) -> None:
     job = runner.run("-np", "3", *FAILS, "all-exception")
     assert job.returncode == 1
     assert job.stderr.count("Traceback") == job.stderr.count("ValueError: no such luck") == 1
-    rank = re.search(r"hvdlite: rank (\d) failed: ValueError\n", job.stderr)
-    assert rank and f"hvdliterun: rank {rank[1]} ended the job with exit code 1\n" in job.stderr
+    rank = re.search(r"hvdlite: rank (\d) failed: ValueError \[HVD903\]\n", job.stderr)
+    assert rank and f"hvdliterun: rank {rank[1]} ended the job with exit code 1 [HVD903]\n" in job.stderr
 
 
 @pytest.mark.parametrize("how", ["nothing", "zero", "caught", "uninstalled", "exit-of-thread"])
@@ -191,7 +191,7 @@ def test_a_rank_that_ends_before_it_meets_the_others(runner: Runner, before: str
     job = runner.run("-np", "2", sys.executable, "-c", code)
     assert job.returncode == 1
     assert job.stderr.splitlines()[-1] == (
-        "hvdliterun: rank 1 ended without hvd.init(), where other ranks wait: every rank must call hvd.init()"
+        "hvdliterun: rank 1 ended without hvd.init(), where other ranks wait: every rank must call hvd.init() [HVD906]"
     )
     assert runner.leftovers() == []
 
@@ -202,7 +202,7 @@ def test_a_rank_that_comes_late(runner: Runner, monkeypatch: pytest.MonkeyPatch)
     both = f"{late}hvdlite.init(); hvdlite.shutdown(); {late}hvdlite.init(); {late}hvdlite.shutdown()"
     monkeypatch.setenv("HVDLITE_STALL_CHECK_TIME_SECONDS", "0.5")
     job = runner.run("-np", "2", sys.executable, "-c", f"import os, time, hvdlite; {both}")
-    told = "hvdlite: hvd.init() has waited for 0.5 s: every rank of the job must call it, and some have not"
+    told = "hvdlite: hvd.init() has waited for 0.5 s: every rank of the job must call it, and some have not [HVD911]"
     lines = job.stderr.splitlines()
     assert (job.returncode, lines.count(f"[0]<stderr>:{told}")) == (0, 2), job.stderr
     assert set(lines) <= {f"[0]<stderr>:{told}", f"[1]<stderr>:{told}"}, job.stderr
@@ -217,7 +217,7 @@ def test_a_script_may_go_on_without_what_init_has_refused(runner: Runner) -> Non
     job = runner.run("-np", "2", "--no-prefix", sys.executable, "-c", code)
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.splitlines() == 2 * [
-        "HVDLITE_OVERLAP differs: rank 0 has 1, rank 1 has 0. Set it to one value on all ranks."
+        "HVDLITE_OVERLAP differs: rank 0 has 1, rank 1 has 0. Set it to one value on all ranks. [HVD109]"
     ]
 
 
@@ -228,8 +228,8 @@ def test_a_rank_is_told_by_its_number_in_the_job_whatever_communicator_it_is_in(
     )
     job = runner.run("-np", "4", sys.executable, "-c", code)
     assert job.returncode == 5
-    assert "hvdlite: rank 3 failed: exit code 5\n" in job.stderr
-    assert "hvdliterun: rank 3 ended the job with exit code 5\n" in job.stderr
+    assert "hvdlite: rank 3 failed: exit code 5 [HVD903]\n" in job.stderr
+    assert "hvdliterun: rank 3 ended the job with exit code 5 [HVD903]\n" in job.stderr
 
 
 @pytest.mark.parametrize(("who", "how"), [("1", "raise KeyError"), ("1", "sys.exit(3)"), ("01", "sys.exit(3)")])
@@ -338,7 +338,7 @@ finally:
             1,
             "ZeroDivisionError: division by",
         ),
-        ("if rank == 1: hvdlite.shutdown(); sys.exit(4)", 4, "rank 1 ended the job with exit code 4"),
+        ("if rank == 1: hvdlite.shutdown(); sys.exit(4)", 4, "rank 1 ended the job with exit code 4 [HVD903]"),
     ],
 )
 def test_who_shuts_down_before_it_fails_is_told(runner: Runner, how: str, code: int, told: str) -> None:
@@ -428,9 +428,9 @@ def test_it_is_told_where_nobody_listens(runner: Runner) -> None:
 
 @pytest.mark.parametrize(("then", "code", "told"), [
     ("hvdlite.shutdown(); hvdlite.init(); hvdlite.barrier()", 0, ""),  # recovered, as by elastic.run
-    ("rank == 0 and sys.exit(5)", 5, "rank 0 ended the job with exit code 5"),
-    ("hvdlite.shutdown(); rank == 0 and sys.exit(5)", 5, "rank 0 ended the job with exit code 5"),
-    ("hvdlite.shutdown(); rank == 0 and 1 / 0", 1, "rank 0 ended the job with exit code 1"),
+    ("rank == 0 and sys.exit(5)", 5, "rank 0 ended the job with exit code 5 [HVD903]"),
+    ("hvdlite.shutdown(); rank == 0 and sys.exit(5)", 5, "rank 0 ended the job with exit code 5 [HVD903]"),
+    ("hvdlite.shutdown(); rank == 0 and 1 / 0", 1, "rank 0 ended the job with exit code 1 [HVD903]"),
 ])  # fmt: skip
 def test_what_is_said_otherwise_is_enough(runner: Runner, then: str, code: int, told: str) -> None:
     job = runner.run("-np", "2", "--no-prefix", sys.executable, "-c", CATCHES + then)
@@ -535,7 +535,8 @@ def test_a_python_without_hvdlite_is_told(runner: Runner, tmp_path: Path) -> Non
     )
     assert job.returncode == 1 and "No module named 'hvdlite'" in job.stderr
     told = (
-        f"exit code 1. {tmp_path}/other/bin/python has no hvdlite. Start the script with {sys.executable}, which has it"
+        f"exit code 1 [HVD903]. {tmp_path}/other/bin/python has no hvdlite. Start the script with {sys.executable}, "
+        "which has it [HVD005]"
     )
     assert told in job.stderr.splitlines()[-1]
     job = subprocess.run([*command, "1 / 0"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)

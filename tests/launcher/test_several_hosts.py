@@ -238,7 +238,7 @@ def test_a_host_may_be_silent_for_longer_once_ranks_have_started(
     clock += 10.0
     assert member.lost is None
     clock += 60.0
-    assert member.lost == "host b was lost: no sign of life for 60 s (--host-timeout)"
+    assert member.lost == "host b was lost: no sign of life for 60 s (--host-timeout) [HVD909]"
 
 
 def test_long_frames_take_no_longer_per_byte() -> None:
@@ -486,24 +486,25 @@ def test_differences_are_told_of_the_few() -> None:
     assert facts.differences({"a": usual, "b": usual}) == {}
     assert facts.differences({"a": usual, "b": odd, "c": usual}) == {
         "b": "differs: Python 3.12.1, others have 3.11.7; hvdlite is missing, others have 0.1.0; "
-        "MPICH 5.0.2, others have Open MPI v5.0.11: install the same versions on all hosts"
+        "MPICH 5.0.2, others have Open MPI v5.0.11: install the same versions on all hosts [HVD016]"
     }
     assert list(facts.differences({"a": odd, "b": usual, "c": usual})) == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "told"),
+    ("said", "code", "told", "ends"),
     [
-        ("ssh: connect to host b port 22: Connection refused", 255, "unreachable: "),
-        ("ssh: connect to host b port 22: Connection timed out", 255, "unreachable: "),
-        ("me@b: Permission denied (publickey).", 255, "refused key: "),
-        ("ssh: Could not resolve hostname b: Name or service not known", 255, "unknown name: "),
-        ("Host key verification failed.", 255, "changed host key: "),
-        ("bash: line 1: /venv/bin/python: No such file or directory", 127, "no such interpreter: "),
-        ("bash: line 1: /venv/bin/python: Permission denied", 126, "no such interpreter: "),
-        ("ModuleNotFoundError: No module named 'hvdlite_launcher'", 1, "no hvdlite in /pack"),
-        ("something else", 3, "something else (exit code 3)"),
+        ("ssh: connect to host b port 22: Connection refused", 255, "unreachable: ", "[HVD013]"),
+        ("ssh: connect to host b port 22: Connection timed out", 255, "unreachable: ", "[HVD013]"),
+        ("me@b: Permission denied (publickey).", 255, "refused key: ", "[HVD011]"),
+        ("ssh: Could not resolve hostname b: Name or service not known", 255, "unknown name: ", "[HVD013]"),
+        ("Host key verification failed.", 255, "changed host key: ", "[HVD012]"),
+        ("bash: line 1: /venv/bin/python: No such file or directory", 127, "no such interpreter: ", "[HVD015]"),
+        ("bash: line 1: /venv/bin/python: Permission denied", 126, "no such interpreter: ", "[HVD015]"),
+        ("ModuleNotFoundError: No module named 'hvdlite_launcher'", 1, "no hvdlite in /pack", "[HVD015]"),
+        ("something else", 3, "something else (exit code 3)", "(exit code 3)"),
     ],
 )
-def test_what_ssh_says_is_explained(said: str, code: int, told: str) -> None:
-    assert readiness.explain("b", said, code, "/pack").startswith(told)
+def test_what_ssh_says_is_explained(said: str, code: int, told: str, ends: str) -> None:
+    text = readiness.explain("b", said, code, "/pack")
+    assert text.startswith(told) and text.endswith(ends)

@@ -72,7 +72,7 @@ def test_a_launcher_of_no_mpi(capfd: pytest.CaptureFixture[str], monkeypatch: py
     assert main(["-np", "2", "true"]) == 127
     assert capfd.readouterr().err == (
         f"hvdliterun: {path} is not a launcher of Open MPI, MPICH or Intel MPI: name an mpirun or mpiexec in "
-        "HVDLITE_MPIEXEC, or unset it\n"
+        "HVDLITE_MPIEXEC, or unset it [HVD001]\n"
     )
 
 
@@ -126,7 +126,7 @@ def test_no_mpi_anywhere(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert main(["-np", "2", "train"]) == 127
     err = capfd.readouterr().err
-    assert "no MPI found" in err and err.count("\n") == 1
+    assert "no MPI found" in err and err.count("\n") == 1 and err.endswith("[HVD001]\n")
 
 
 def test_the_launcher_loads_no_framework_and_no_mpi() -> None:

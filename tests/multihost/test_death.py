@@ -30,10 +30,10 @@ def traces(pair: Hosts) -> str:
 @pytest.mark.parametrize(
     ("how", "code", "told"),
     [
-        ("exception", 1, "rank 1 on hostb ended the job with exit code 1"),
-        ("exit", 7, "rank 1 on hostb ended the job with exit code 7"),
-        ("signal9", 137, "rank 1 on hostb was killed by SIGKILL (signal 9)"),
-        ("signal11", 139, "rank 1 on hostb was killed by SIGSEGV (signal 11)"),
+        ("exception", 1, "rank 1 on hostb ended the job with exit code 1 [HVD903]"),
+        ("exit", 7, "rank 1 on hostb ended the job with exit code 7 [HVD903]"),
+        ("signal9", 137, "rank 1 on hostb was killed by SIGKILL (signal 9) [HVD904]"),
+        ("signal11", 139, "rank 1 on hostb was killed by SIGSEGV (signal 11) [HVD904]"),
     ],
 )
 def test_a_rank_on_another_host_fails(runner: Runner, pair: Hosts, how: str, code: int, told: str) -> None:
@@ -60,7 +60,7 @@ def test_word_of_the_cause_comes_after_the_job_has_ended_for_its_consequence(run
     assert wait_until(lambda: not mpiruns(runner), 4.0)
     os.kill(agent, signal.SIGCONT)
     _, err = job.communicate(timeout=5.0)
-    assert (job.returncode, err) == (137, "hvdliterun: rank 2 on hostb was killed by SIGKILL (signal 9)\n")
+    assert (job.returncode, err) == (137, "hvdliterun: rank 2 on hostb was killed by SIGKILL (signal 9) [HVD904]\n")
     assert runner.wait_gone(4.0), "processes are left"
 
 
@@ -68,8 +68,8 @@ def test_ranks_fail_on_all_hosts_and_one_is_told(runner: Runner) -> None:
     job = runner.run("-np", "4", "-H", "hosta:2,hostb:2", *FAILS, "all-exception")
     assert job.returncode == 1
     assert job.stderr.count("Traceback") == job.stderr.count("ValueError: no such luck") == 1
-    rank = re.search(r"hvdlite: rank (\d) on (host[ab]) failed: ValueError\n", job.stderr)
-    assert rank and f"hvdliterun: rank {rank[1]} on {rank[2]} ended the job with exit code 1\n" in job.stderr
+    rank = re.search(r"hvdlite: rank (\d) on (host[ab]) failed: ValueError \[HVD903\]\n", job.stderr)
+    assert rank and f"hvdliterun: rank {rank[1]} on {rank[2]} ended the job with exit code 1 [HVD903]\n" in job.stderr
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -78,7 +78,7 @@ def test_a_rank_that_ends_before_it_meets_those_of_other_hosts(runner: Runner, p
     before = traces(pair)
     job = runner.run("-H", "hosta:1,hostb:1", sys.executable, "-c", code)
     assert job.returncode == 1
-    told = f"rank {rank} on host{'ab'[rank]} ended without hvd.init(), where other ranks wait: every rank must call hvd.init()"
+    told = f"rank {rank} on host{'ab'[rank]} ended without hvd.init(), where other ranks wait: every rank must call hvd.init() [HVD906]"
     assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
     assert runner.leftovers() == [] and traces(pair) == before
 
@@ -172,7 +172,7 @@ def test_an_agent_is_killed(runner: Runner, pair: Hosts) -> None:
     (agent,) = agents(pair[1])
     os.kill(agent, signal.SIGKILL)
     _, err = job.communicate(timeout=5.0)
-    assert job.returncode == 137 and "hvdliterun: host hostb was lost: the connection broke\n" in err
+    assert job.returncode == 137 and "hvdliterun: host hostb was lost: the connection broke [HVD909]\n" in err
     assert runner.wait_gone(4.0), "processes are left"
     assert wait_until(lambda: traces(pair) == before, 2.0), traces(pair)
 
@@ -188,7 +188,7 @@ def test_a_host_is_cut_off(runner: Runner) -> None:
         _, err = job.communicate(timeout=10.0)
         assert (
             job.returncode == 137
-            and "hvdliterun: host hostb was lost: no sign of life for 3.5 s (--host-timeout)\n" in err
+            and "hvdliterun: host hostb was lost: no sign of life for 3.5 s (--host-timeout) [HVD909]\n" in err
         )
         assert runner.wait_gone(5.0), "processes are left"
         assert time.monotonic() - begun < 7.0  # the five seconds, and two for a busy machine
@@ -210,9 +210,7 @@ def test_a_network_that_rests_longer_than_usual(runner: Runner) -> None:
         os.kill(hvdliterun, signal.SIGTERM)
         _, err = job.communicate(timeout=5.0)
         assert job.returncode == 143 and runner.wait_gone(4.0)
-        told = (
-            f"no sign of life for 5 s; the job ends if it stays silent for {HOST_TIMEOUT:.0f} s in all (--host-timeout)"
-        )
+        told = f"no sign of life for 5 s; the job ends if it stays silent for {HOST_TIMEOUT:.0f} s in all (--host-timeout) [HVD909]"
         lines = [f"hvdliterun: host hostb: {text}" for text in (told, "it answers again")]
         assert [line for line in err.splitlines() if "host hostb" in line] == lines, err
 

@@ -130,7 +130,7 @@ def test_host_names_that_mpis_take_for_one(refused: Runner, strangers: Hosts) ->
     finally:
         for host in strangers.machines:
             host.run("hostname", host.name)
-    assert states["hostb"] == "two hosts call themselves gpu: rename one, or name it once with all its slots"
+    assert states["hostb"] == "two hosts call themselves gpu: rename one, or name it once with all its slots [HVD017]"
 
 
 def test_a_host_without_room(refused: Runner, strangers: Hosts) -> None:

@@ -37,8 +37,16 @@ def test_one_of_torchruns_is_not_alone() -> None:
     """A rank of torchrun would train without the other ranks."""
     environ = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}
     result = jobs.run(0, ["-c", "import hvdlite; hvdlite.init()"], environ)
-    assert result.code == 1 and "hvdliterun -np 2" in result.output
+    assert result.code == 1 and "hvdliterun -np 2" in result.output and "[HVD105]" in result.output
     assert jobs.run(0, ["-c", "import hvdlite; hvdlite.init()"], environ | {"WORLD_SIZE": "1"}).code == 0
+
+
+def test_another_mpi_than_the_launchers() -> None:
+    """The launcher has announced two processes, and the library knows of one."""
+    environ = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
+    result = jobs.run(0, ["-c", "import hvdlite; hvdlite.init()"], environ)
+    assert result.code == 1 and "(it announces 2 processes, the library sees 1)" in result.output, result.output
+    assert "[HVD102]" in result.output.splitlines()[-1]
 
 
 FACTS = """

@@ -105,7 +105,7 @@ def test_a_rank_that_never_comes_is_named_by_the_stall_watch(size: int, how: str
     """
     job = ended(size, how, who, code=1, seconds=SHUTDOWN + 5)
     rank = who % size
-    told = job.time_of("hvdlite: allreduce 'loss'", f"for rank {rank}")
+    told = job.time_of("hvdlite: allreduce 'loss'", f"for rank {rank} [HVD901]")
     assert CHECK - 0.1 < told - job.fault < CHECK + 1 + BUSY
     where = {"loop": "in endless_loop: ", "stop": "no answer", "sleep": '"sleep": lambda: time.sleep(60)'}[how]
     assert job.time_of(f"]<stderr>:  {rank} ", where) >= told
@@ -135,7 +135,7 @@ def test_ranks_that_wait_for_each_other(how: str, name: str, size: int) -> None:
     job = ended(size, how, 1, code=1, seconds=CHECK + 5)
     assert job.time_of("allreduce 'loss'", "for rank 1.") >= job.fault
     assert job.time_of(f"allreduce '{name}': rank 1 has waited") >= job.fault
-    assert job.time_of("StallError: no rank can go on", "and is ended") >= job.fault
+    assert job.time_of("StallError: no rank can go on", "and is ended. [HVD902]") >= job.fault
 
 
 @pytest.mark.parametrize(("how", "size"), [
@@ -165,14 +165,14 @@ def test_a_rank_stopped_inside_a_large_allreduce(size: int, who: int) -> None:
 @pytest.mark.parametrize("who", [0, -1])
 def test_a_rank_killed_inside_a_large_allreduce(size: int, who: int) -> None:
     job = ended(size, "large-SIGKILL", who, code=137, seconds=5)
-    assert job.time_of(f"hvdliterun: rank {who % size} was killed by SIGKILL") >= job.fault
+    assert job.time_of(f"hvdliterun: rank {who % size} was killed by SIGKILL", "[HVD904]") >= job.fault
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("how", ["raise", "raise-in-thread", "raise-in-backward"])
 def test_a_rank_that_raises_before_the_collective(size: int, how: str) -> None:
     job = ended(size, how, 1, code=1, seconds=5)
-    assert job.time_of("hvdlite: rank 1 failed: ValueError") >= job.fault
+    assert job.time_of("hvdlite: rank 1 failed: ValueError", "[HVD903]") >= job.fault
     assert job.time_of("ValueError: no such luck") >= job.fault
 
 
@@ -181,13 +181,16 @@ def test_a_rank_that_raises_before_the_collective(size: int, how: str) -> None:
 def test_a_rank_that_exits_early_with_success(size: int, who: int) -> None:
     """It shuts down normally. The other ranks' collective is an error that names it."""
     job = ended(size, "exit-0", who, code=1, seconds=5)
-    assert job.time_of(f"ShutdownError: allreduce 'loss': rank {who % size} shut down, ended, or removed") >= job.fault
+    assert (
+        job.time_of(f"ShutdownError: allreduce 'loss': rank {who % size} shut down, ended, or removed", "[HVD910]")
+        >= job.fault
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_rank_that_exits_early_with_a_code(size: int) -> None:
     job = ended(size, "exit-7", 1, code=7, seconds=5)
-    assert job.time_of("hvdlite: rank 1 failed: exit code 7") >= job.fault
+    assert job.time_of("hvdlite: rank 1 failed: exit code 7 [HVD903]") >= job.fault
     assert job.time_of("hvdliterun: rank 1 ended the job with exit code 7") >= job.fault
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.parallel import jobs
 
 INTERNAL = re.compile(r"\b(lane|plan|bucket|noname|signature)\b|(optimizer|tape|object|variables)\.\d")
-COLLECTIVE = "rank 1 shut down, ended, or removed the process set, without calling it. It is collective: every rank must call it."
+COLLECTIVE = "rank 1 shut down, ended, or removed the process set, without calling it. It is collective: every rank must call it. [HVD910]"
 
 SCRIPT = """
 SETUP

@@ -36,9 +36,11 @@ def without_code(text: str) -> str:
 
 
 def slugs(text: str) -> set[str]:
-    """The anchors of a page's headings, as MyST and GitHub make them."""
-    headings = re.findall(r"^#+ (.*)$", FENCE.sub("\n", text), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower().strip()).replace(" ", "-") for heading in headings}
+    """The anchors of a page: those of its headings, as MyST and GitHub make them, and those that it names itself."""
+    text = FENCE.sub("\n", text)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    named = re.findall(r'^<a id="([\w-]+)"></a>$', text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower().strip()).replace(" ", "-") for heading in headings} | {*named}
 
 
 def test_every_page_is_in_one_table_of_contents() -> None:

@@ -42,7 +42,7 @@ def kind_of(optimizer: Optimizer) -> Kind:
     except Exception as error:
         raise ValueError(
             f"sharded=True cannot serve {name}: three steps on random data, to find out whether it may be cut, "
-            f"failed: {type(error).__name__}: {error}"
+            f"failed: {type(error).__name__}: {error} [HVD412]"
         ) from error
 
 

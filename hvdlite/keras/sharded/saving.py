@@ -69,7 +69,7 @@ def save(
             f"rank {runtime.rank()}: model.save({str(filepath)!r}) cannot write the state of {slot.owner}, since each "
             "rank has another part of it. Nothing is written. Call hvd.save('file', model=model) on all ranks, which "
             "hvd.load reads on any number of ranks; or save weights alone: model.save(..., include_optimizer=False), "
-            "model.save_weights(...), ModelCheckpoint(..., save_weights_only=True)"
+            "model.save_weights(...), ModelCheckpoint(..., save_weights_only=True) [HVD411]"
         )
     return methods.own["save"](self, filepath, *args, include_optimizer=include_optimizer, **kwargs)
 

@@ -228,7 +228,7 @@ class Shard:
         if self.gradients.enrolment.lane is not self.lane:
             raise HvdliteError(
                 f"{self.name}: communication has been restarted, and other ranks' parts of the state may be gone. "
-                "Load a checkpoint (hvd.load) into a new optimizer"
+                "Load a checkpoint (hvd.load) into a new optimizer [HVD414]"
             )
         self.steps += 1
         with calling(f"apply() of {self.name}"):
@@ -254,13 +254,15 @@ def require_served(optimizer: Optimizer) -> None:
             "sharded=True works for Keras on TensorFlow and on PyTorch, not on JAX: set KERAS_BACKEND"
         )
     if hasattr(optimizer, "optimizers"):
-        raise NotImplementedError(f"sharded=True cannot serve {name}: it has several optimizers")
+        raise NotImplementedError(f"sharded=True cannot serve {name}: it has several optimizers [HVD412]")
     if optimizer.use_ema:
-        raise NotImplementedError(f"sharded=True cannot serve {name}(use_ema=True): averages are of whole weights")
+        raise NotImplementedError(
+            f"sharded=True cannot serve {name}(use_ema=True): averages are of whole weights [HVD412]"
+        )
     if (optimizer.gradient_accumulation_steps or 1) > 1 and any(getattr(optimizer, each) for each in CLIPPING):
         raise NotImplementedError(
             f"sharded=True cannot serve {name} with gradient_accumulation_steps and clipping: Keras would clip sums "
-            "of pieces. Use backward_passes_per_step of hvd.DistributedOptimizer, and clipping"
+            "of pieces. Use backward_passes_per_step of hvd.DistributedOptimizer, and clipping [HVD412]"
         )
     if optimizer.built:
         raise ValueError(

@@ -82,7 +82,7 @@ def averaged(model: keras.Model, process_set: ProcessSet, counts: bool = True) -
     """As `average_parameters`. counts: whether this rank's values count."""
     refuse_parts(model)
     if not model.built:
-        raise ValueError(f"{model.name} has no weights yet: build it (or call it once) before averaging them")
+        raise ValueError(f"{model.name} has no weights yet: build it (or call it once) before averaging them [HVD316]")
     group = runtime.group_of(process_set)
     own = list(registry.own)
     chosen = [each for each in private_api.up_to_date(model).weights if not is_one_of(each, own)]

@@ -369,7 +369,7 @@ class Attachment:
             if self.gradients.has_aliases():
                 raise HvdliteError(
                     "a backward() has failed after some of its gradients had left, and p.grad holds results of the "
-                    "failed round: call zero_grad(), and backward() again"
+                    "failed round: call zero_grad(), and backward() again [HVD307]"
                 )
         self.round.name(self.steps.number + 1, self.results.rounds + 1)
         if first is None and not self.fits():

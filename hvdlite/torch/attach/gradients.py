@@ -201,7 +201,7 @@ class Gradients:
             if reducer.has_left(index):
                 raise HvdliteError(
                     f"the gradient of {reducer.plan.specs[index].name} was changed after it had left. Change it in a "
-                    "hook of the parameter (p.register_post_accumulate_grad_hook), or set HVDLITE_OVERLAP=0"
+                    "hook of the parameter (p.register_post_accumulate_grad_hook), or set HVDLITE_OVERLAP=0 [HVD308]"
                 )
         for index in replaced:
             if reducer.is_marked(index):

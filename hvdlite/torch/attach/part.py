@@ -86,7 +86,7 @@ def refuse(call: str) -> NoReturn:
         f'{call} on p.grad: with sharded="gradients" each rank has a piece of the average only. To clip, call '
         "hvd.clip_grad_norm_(model.parameters(), max_norm). Before another backward(), call zero_grad() (with "
         "set_to_none=True); to accumulate, give backward_passes_per_step=, or use optimizer.no_sync(). For whole "
-        "gradients, attach with sharded=True"
+        "gradients, attach with sharded=True [HVD413]"
     )
 
 

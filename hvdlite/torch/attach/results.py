@@ -112,7 +112,7 @@ class Results:
             raise RuntimeError(
                 f"a second backward() before step() with op={self.settings.terms.op.name} would reduce the first one's "
                 "result again. Use optimizer.no_sync() or backward_passes_per_step, zero_grad() in between (with "
-                "set_to_none=True), or op=Average."
+                "set_to_none=True), or op=Average. [HVD305]"
             )
 
     def refuse_all(self, parameters: Sequence[torch.Tensor]) -> None:

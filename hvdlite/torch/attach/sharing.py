@@ -111,7 +111,7 @@ def in_common(one: Sharer, other: Sharer, ids: Collection[int]) -> str:
         f"{len(ids)} parameters ({first}, ...) of this {type(one.optimizer).__name__} are also those of another "
         f"{type(other.optimizer).__name__}{where}, which has further ones. Attached optimizers share all of their "
         "parameters or none. Give all parameters to one optimizer, in groups (param_groups). If you no longer use the "
-        "other optimizer, delete it first"
+        "other optimizer, delete it first [HVD309]"
     )
 
 
@@ -156,10 +156,11 @@ def refuse_other_way(attachment: Sharer, reducer: Sharer) -> None:
     if reducer.way != attachment.way:
         raise ValueError(
             f"parameters of this {kind} are also those of another optimizer, attached later, which reduces their "
-            "gradients in another way: give both the same op=, backward_passes_per_step=, process_set= and sharded="
+            "gradients in another way: give both the same op=, backward_passes_per_step=, process_set= and "
+            "sharded= [HVD309]"
         )
     if not attachment.members() <= reducer.members():
         raise ValueError(
             f"another optimizer, attached later, reduces the gradients of this {kind}, but lacks some of its "
-            "parameters, which were added since: add them to the other optimizer, too"
+            "parameters, which were added since: add them to the other optimizer, too [HVD309]"
         )

@@ -151,7 +151,7 @@ def before(
     elif not attached.ranks.alone:
         warn(
             "step() inside no_sync() moves this rank's weights by this rank's gradients alone, so that they differ "
-            "from other ranks' weights. Call step() outside, where it reduces the accumulated gradients",
+            "from other ranks' weights. Call step() outside, where it reduces the accumulated gradients [HVD306]",
             RuntimeWarning,
         )
     attached.backward.forget()

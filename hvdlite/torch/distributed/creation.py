@@ -63,7 +63,7 @@ def begin(size: int) -> None:
     if launched and launched.size not in (None, size):
         raise HvdliteError(
             f"this group has {size} of the MPI job's {launched.size} ranks, and hvdlite starts on all ranks at once: "
-            'call hvd.init() on every rank first, or init_process_group("hvdlite")'
+            'call hvd.init() on every rank first, or init_process_group("hvdlite") [HVD501]'
         )
     runtime.init()
 

@@ -211,7 +211,7 @@ class Waiting:
                 raise lane.closed.with_traceback(None)
         if waited > self._seconds:
             whom = "any rank" if self._peer is None else f"rank {self._group.ranks[self._peer]}"
-            raise HvdliteError(f"{self._title}: this rank has waited {self._seconds:g} s for {whom}")
+            raise HvdliteError(f"{self._title}: this rank has waited {self._seconds:g} s for {whom} [HVD502]")
 
     def _show(self) -> None:
         peer = self._peer or 0

@@ -414,7 +414,7 @@ class MpiProcessGroup(dist.ProcessGroup):
             watch = runtime.current().observers.watch
             why = watch.explain(lane, request) if watch else ""
             why = why or f"{title} among the ranks {list(self._group.ranks)}"
-            return f"the timeout of {seconds:g} s is over: {why}"
+            return f"the timeout of {seconds:g} s is over: {why} [HVD502]"
 
         if not asynchronous:  # outside the lock, since other threads may call meanwhile
             handle = lane.begin(request, seconds)

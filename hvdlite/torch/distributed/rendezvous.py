@@ -81,5 +81,5 @@ def reached(hosts: list[str], port: int) -> str:
             continue
     raise HvdliteError(
         f"this rank cannot reach rank 0's store at port {port} of {', '.join(hosts)}: does a firewall keep ranks "
-        "apart? Set MASTER_ADDR and MASTER_PORT to use another address"
+        "apart? Set MASTER_ADDR and MASTER_PORT to use another address [HVD503]"
     )

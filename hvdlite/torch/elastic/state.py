@@ -130,7 +130,7 @@ def refuse_containers(given: Mapping[str, object]) -> None:
         if any(isinstance(member, torch.nn.Module | torch.optim.Optimizer) for member in members):
             raise ValueError(
                 f"{name}= is a {type(value).__name__} with models or optimizers in it, which would be copied and not "
-                "restored: give each by a name of its own, TorchState(generator=g, critic=c)"
+                "restored: give each by a name of its own, TorchState(generator=g, critic=c) [HVD511]"
             )
 
 
@@ -211,7 +211,7 @@ def handled(value: object) -> StateHandler | None:
     if shard := shard_of(value):
         raise ValueError(
             f"an elastic state cannot keep {shard.name}: the pieces of a rank that is lost would be lost. Save with "
-            "hvd.save, or attach the optimizer without sharded=True"
+            "hvd.save, or attach the optimizer without sharded=True [HVD511]"
         )
     how = handler_for(value)
     return how(cast(Stateful, value)) if how else None

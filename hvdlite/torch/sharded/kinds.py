@@ -39,9 +39,11 @@ def kind_of(optimizer: optim.Optimizer) -> Kind:
     name = type(optimizer).__name__
     for refused, reason in REFUSED.items():
         if isinstance(optimizer, refused):
-            raise ValueError(f"sharded=True cannot serve {name}: {reason}")
+            raise ValueError(f"sharded=True cannot serve {name}: {reason} [HVD412]")
     if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise ValueError(f"sharded=True cannot serve {name}(differentiable=True): a step on a piece has no graph")
+        raise ValueError(
+            f"sharded=True cannot serve {name}(differentiable=True): a step on a piece has no graph [HVD412]"
+        )
     if type(optimizer) in ELEMENTWISE:
         return Kind.ELEMENTS
     try:
@@ -49,7 +51,7 @@ def kind_of(optimizer: optim.Optimizer) -> Kind:
     except Exception as error:
         raise ValueError(
             f"sharded=True cannot serve {name}: three steps on random data, to find out whether it may be cut, "
-            f"failed: {type(error).__name__}: {error}"
+            f"failed: {type(error).__name__}: {error} [HVD412]"
         ) from error
     return Kind.TENSORS if Kind.TENSORS in kinds else Kind.ELEMENTS
 

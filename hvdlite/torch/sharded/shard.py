@@ -97,7 +97,7 @@ class Shard:
             state[MARK] = mark_of(self.division)
             say_once(
                 f"state_dict() of {self.name} has one rank's part of the state. hvd.save('file', optimizer=optimizer), "
-                "called on all ranks, writes all of it"
+                "called on all ranks, writes all of it [HVD411]"
             )
 
     # One step
@@ -114,10 +114,12 @@ class Shard:
             raise RuntimeError(
                 f"{self.name} no longer reduces gradients, and has a part of its state only: since it was attached, "
                 "hvd.shutdown() was called, its process set was removed, or another optimizer with the same "
-                "parameters was attached. Load a checkpoint (hvd.load) into a new optimizer"
+                "parameters was attached. Load a checkpoint (hvd.load) into a new optimizer [HVD414]"
             )
         if self.attachment.round.paused:
-            raise RuntimeError(f"step() inside no_sync(): with {self.name} all ranks step together. Call it outside")
+            raise RuntimeError(
+                f"step() inside no_sync(): with {self.name} all ranks step together. Call it outside [HVD306]"
+            )
         self.stepping, self.sent, self.calls = True, False, 0
         self.steps += 1
         return True
@@ -222,7 +224,7 @@ class Shard:
             rank = self.attachment.lane.members[request.flag - 1]
             raise VoidError(
                 f"{self.name}: step {self.steps} has raised an error on rank {rank}, so that no rank has all of the "
-                "step. Weights may differ between ranks: load a checkpoint (hvd.load)"
+                "step. Weights may differ between ranks: load a checkpoint (hvd.load) [HVD307]"
             )
         torch.autograd.graph.increment_version(self.division.parameters)
 

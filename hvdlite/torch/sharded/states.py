@@ -54,7 +54,9 @@ def refuse_pieces(call: str, value: object) -> None:
     """Raise ValueError if a value is a sharded optimizer whose state is in pieces."""
     shard = shard_of(value)
     if shard and shard.division.in_pieces:
-        raise ValueError(f"{call}: each rank has another part of the state of {shard.name}. Use hvd.save and hvd.load")
+        raise ValueError(
+            f"{call}: each rank has another part of the state of {shard.name}. Use hvd.save and hvd.load [HVD411]"
+        )
 
 
 def mark_of(division: Division) -> State:
@@ -105,7 +107,9 @@ def check_mark(name: str, division: Division, state: Mapping[str, object]) -> No
         ValueError: It is another rank's pieces, or has none.
     """
     if "state" not in state:
-        raise ValueError(f"load_state_dict() of {name}: the state lies in other files beside this one. Use hvd.load")
+        raise ValueError(
+            f"load_state_dict() of {name}: the state lies in other files beside this one. Use hvd.load [HVD411]"
+        )
     found = state.get(MARK)
     if found is None:
         return
@@ -114,7 +118,7 @@ def check_mark(name: str, division: Division, state: Mapping[str, object]) -> No
         raise ValueError(
             f"load_state_dict() of {name}: the state is that of rank {its['rank']} of {its['size']}, but this is rank "
             f"{division.rank} of {division.size}, or its parameters were divided in another way. Save with hvd.save, "
-            "and load with hvd.load"
+            "and load with hvd.load [HVD411]"
         )
     division.note_pieces()
 

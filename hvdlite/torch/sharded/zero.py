@@ -109,6 +109,7 @@ class Consolidated:
         if self.state is None:
             raise RuntimeError(
                 "this rank has a part of the optimizer's state only: call "
-                f"consolidate_state_dict(to={runtime.rank()}) on all ranks before state_dict(), or use hvd.save"
+                f"consolidate_state_dict(to={runtime.rank()}) on all ranks before state_dict(), or use hvd.save "
+                "[HVD411]"
             )
         return {**shard.unmarked(), "state": self.state}

@@ -27,6 +27,7 @@ def check_shape() -> None:
         f"{others()} ha",
         "(1,)",
         "pad, or use allgather",
+        "[HVD201]",
     )
 
 
