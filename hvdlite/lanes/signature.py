@@ -96,8 +96,8 @@ class Signature(NamedTuple):
 
 
 UNEVEN = (
-    "Where ranks have different numbers of batches, call hvd.join() after the loop, or drop the remainder "
-    "(drop_last=True, dataset.take(n))."
+    "If ranks have different numbers of batches, put the loop within hvd.uneven_inputs(model, optimizer), call "
+    "hvd.join() after the loop, or take the same number of batches on all ranks (hvd.shard, dataset.take(n))."
 )
 """The cure if one rank is in a backward and another has left the loop."""
 
