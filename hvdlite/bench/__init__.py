@@ -1,8 +1,8 @@
 """Benchmarks for users: `hvdliterun -np 2 python -m hvdlite.bench allreduce` (or `step`).
 
 Belongs here: programs that time hvdlite beside other libraries, and their reports. Not here: tests, and the results,
-which are in MEASURED.md and docs/about/benchmarks.md. The contenders take turns in one run, so that a slow minute of the
-machine affects all of them. This room may import MPI and torch, since it compares hvdlite with them.
+which are in MEASURED.md and docs/about/benchmarks.md. The contenders take turns in one run, so that a slow minute of
+the machine affects all of them. This room may import MPI and torch, since it compares hvdlite with them.
 
     __main__                                    the command line
     allreduce  collectives  step  keras_step  fsdp  memory  overlap  compression     one benchmark each
