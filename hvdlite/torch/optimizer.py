@@ -19,6 +19,7 @@ from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
 from hvdlite.strategies import Strategy, require_strategy
+from hvdlite.system.user_warnings import warn
 from hvdlite.torch.attach.adasum_steps import DeltaAttachment, attach_delta
 from hvdlite.torch.attach.attachment import Attachment, attach
 from hvdlite.torch.attach.parameters import flat
@@ -125,6 +126,11 @@ def DistributedOptimizer(
             f"compression={settings.compression} adds to each gradient what was not sent before, and LBFGS compares "
             "several gradients of one step: use hvd.Compression.bf16"
         )
+    if how is not None and how.momentum > 0 and any(has_momentum(group) for group in optimizer.param_groups):
+        warn(
+            f"compression={settings.compression} adds a momentum to the gradients, and {type(optimizer).__name__} adds "
+            "another one: use SGD without momentum, or leave the compressor's momentum out"
+        )
     with calling(f"hvd.DistributedOptimizer({type(optimizer).__name__})"):
         division = divided(optimizer, settings) if sharded else None
         if division and division.way.gradients:
@@ -141,6 +147,11 @@ def DistributedOptimizer(
         refuse_unknown_scaler(optimizer)
     optimizer.__dict__.update(op=op, process_set=process_set, backward_passes_per_step=passes)
     return optimizer
+
+
+def has_momentum(group: Mapping[str, object]) -> bool:
+    """Whether an optimizer's group of parameters has a momentum, as SGD's, or betas, as Adam's."""
+    return bool(group.get("momentum")) or "betas" in group
 
 
 def require_served(strategy: object, op: Op, sharded: object) -> None:

@@ -48,7 +48,7 @@ def create(options: Options) -> dist.ProcessGroup:
     if options.group_size > job:
         raise HvdliteError(
             f"this group has {options.group_size} ranks, but the MPI job of this process has {job}: start the script "
-            "with hvdliterun, mpirun or srun, and not with torchrun or without a launcher"
+            "with hvdliterun, mpirun or srun, and not with torchrun or without a launcher [HVD504]"
         )
     refuse_builtin_compression()
     group = opened(options)

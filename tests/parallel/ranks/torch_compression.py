@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -695,6 +696,19 @@ def check_what_is_refused() -> None:
             require_error(ValueError, partial(call, given, compression=refused), "hvd.DistributedOptimizer")
     require_error(TypeError, partial(attach, net, TOPK, grad_scaler=8.0), "grad_scaler")
     assert (hvd.allreduce(torch.ones(3), op=hvd.Sum) == hvd.size()).all()
+
+
+def check_two_momenta_are_a_warning() -> None:
+    compression = hvd.Compression.topk(0.1, momentum=0.9)
+    for make, warned in (
+        (partial(optim.SGD, lr=0.1), False),
+        (partial(optim.SGD, lr=0.1, momentum=0.9), True),
+        (optim.Adam, True),
+    ):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            hvd.DistributedOptimizer(make(model().parameters()), compression=compression)
+        assert any("adds another one: use SGD without momentum" in str(each.message) for each in found) is warned, make
 
 
 def check_one_host() -> None:
