@@ -199,9 +199,8 @@ def chosen(text: str) -> str:
         values = ", ".join(f"`{value}`" for value in getattr(config, name))
         text = text.replace(f"One of {name}", f"One of {values}")
     text = re.sub(r"[.;] `HVDLITE_\w+`(, `(HVDLITE|HOROVOD)_\w+`)*\.", ".", text)  # which the heading says
-    return text.replace("None: `gradients.policy` chooses", "If both are unset, hvdlite chooses").replace(
-        "None:", "unset:"
-    )
+    ours = "If both are unset, 25 MiB, and less if buckets leave during backward"
+    return text.replace("None: `gradients.policy` chooses", ours).replace("None:", "unset:")
 
 
 def shown(value: object) -> str:

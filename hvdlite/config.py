@@ -69,7 +69,9 @@ class Config:
     `HVDLITE_FUSION_THRESHOLD` in bytes. None: `gradients.policy` chooses.
     """
     overlap: str = "auto"
-    """`1`: buckets leave during backward; `0`: all leave at its end; `auto`: hvdlite tries both. `HVDLITE_OVERLAP`."""
+    """`1`: buckets leave during backward; `0`: all leave at its end. `auto`: during backward on GPUs, and at its end on
+    one host. Between hosts `auto` tries both in the first 29 steps, and keeps the faster way. `HVDLITE_OVERLAP`.
+    """
     shared_memory: bool = True
     """Whether ranks of one host, and their GPUs, share memory; `HVDLITE_SHARED_MEMORY=0` turns it off."""
     timeline: TimelineFile = field(default_factory=TimelineFile)
@@ -82,7 +84,9 @@ class Config:
     cuda_aware: bool | None = None
     """Whether the MPI takes pointers to GPU memory; None: hvdlite finds out. `HVDLITE_CUDA_AWARE`."""
     replica_check: str = "error"
-    """One of REPLICA_CHECKS: the reaction if ranks train different models. `HVDLITE_REPLICA_CHECK`."""
+    """One of REPLICA_CHECKS: the reaction if ranks train different models. With `off`, hvdlite never compares weights.
+    The argument `replica_check=` of an optimizer or a tape wins. `HVDLITE_REPLICA_CHECK`.
+    """
     compress_within_host: bool = False
     """Whether lossy compressors treat each rank as a host, for experiments. `HVDLITE_COMPRESS_WITHIN_HOST`.
     """
