@@ -44,15 +44,15 @@ class CommunicationStats:
 
         Returns:
             For each optimizer or tape: "NAME/bytes_per_step", "NAME/bytes_per_step/exact", "NAME/bytes_per_step/HOW"
-            with the compressor's name, "NAME/ratio" (bytes without compression over bytes), and "NAME/unsent" (norm of
-            residuals over norm of gradients).
+            with the compressor's name, and "NAME/unsent" (norm of residuals over norm of gradients). With a lossy
+            compressor or "auto" also "NAME/ratio": bytes without compression over bytes.
         """
         found: dict[str, float] = {}
         for name, each in self.traffic.items():
             found[f"{name}/bytes_per_step"] = each.exact + each.lossy
-            found[f"{name}/ratio"] = ratio(each)
             found[f"{name}/bytes_per_step/exact"] = each.exact
             if each.how:
+                found[f"{name}/ratio"] = ratio(each)
                 found[f"{name}/bytes_per_step/{each.how.partition('(')[0]}"] = each.lossy
             if each.unsent is not None:
                 found[f"{name}/unsent"] = each.unsent
@@ -61,12 +61,15 @@ class CommunicationStats:
     def __str__(self) -> str:
         lines = []
         for name, each in self.traffic.items():
-            how = f", {each.lossy:,.0f} by {each.how}" if each.how else ""
-            unsent = "" if each.unsent is None else f"; unsent: {each.unsent:.2f} of a step's gradient"
-            lines.append(
-                f"{name}: {each.exact + each.lossy:,.0f} bytes per step to other hosts ({each.exact:,.0f} exact{how}), "
-                f"{ratio(each):.1f} times fewer than without compression{unsent}"
-            )
+            line = f"{name}: {each.exact + each.lossy:,.0f} bytes per step to other hosts"
+            if each.how:
+                line += (
+                    f" ({each.exact:,.0f} exact, {each.lossy:,.0f} by {each.how}), "
+                    f"{ratio(each):.1f} times fewer than without compression"
+                )
+            elif each.dtypes:
+                line += f", as {each.dtypes}"
+            lines.append(line if each.unsent is None else f"{line}; unsent: {each.unsent:.2f} of a step's gradient")
         return "\n".join(lines) or "no optimizer or tape has reduced gradients"
 
 

@@ -18,6 +18,7 @@ class Traffic:
         how: The compressor; "" without one.
         unsent: The norm of the residuals, divided by that of the host's sum of gradients in the last round: the largest
             of this rank's buckets. None without error feedback.
+        dtypes: The dtypes in which gradients travel, such as "float32", or "bfloat16" with `hvd.Compression.bf16`.
     """
 
     exact: float
@@ -25,6 +26,7 @@ class Traffic:
     plain: float
     how: str
     unsent: float | None
+    dtypes: str = ""
 
 
 def traffic_of(reducer: Reducer) -> Traffic:
@@ -37,9 +39,10 @@ def traffic_of(reducer: Reducer) -> Traffic:
     share = 2 * (hosts - 1) / hosts / drivers if sends else 0.0
     nbytes = [bucket.length * bucket.dtype.itemsize * share for bucket in plan.buckets]
     exact = sum(each for each, bucket in zip(nbytes, plan.buckets, strict=True) if not bucket.lossy)
+    dtypes = ", ".join(sorted({str(bucket.dtype) for bucket in plan.buckets}))
     if lossy is None:
-        return Traffic(exact, 0.0, 0.0, "", None)
+        return Traffic(exact, 0.0, 0.0, "", None, dtypes)
     parts = [bucket.part for bucket in lossy.buckets.values() if bucket.part]
     unsent = max((part.unsent for part in parts if part.unsent is not None), default=None)
     counted = float(sum(part.sent_bytes for part in parts))
-    return Traffic(exact, counted, sum(nbytes) - exact, str(lossy.store.compressor), unsent)
+    return Traffic(exact, counted, sum(nbytes) - exact, str(lossy.store.compressor), unsent, dtypes)

@@ -205,6 +205,15 @@ def check_statistics() -> None:
         assert "fewer than without compression" in str(found)
 
 
+def check_statistics_of_a_cast() -> None:
+    """A cast is no lossy compressor, so the dtype stands in place of a ratio."""
+    trained = attached(hvd.Compression.bf16)
+    train(trained, 0, 1)
+    found = hvd.communication_stats()
+    assert str(found).endswith(" bytes per step to other hosts, as bfloat16"), str(found)
+    assert not any(key.endswith("/ratio") for key in found.as_dict())
+
+
 def check_one_half_of_the_squares_is_unsent() -> None:
     """Top-K of 1/2 of equal magnitudes sends one half and leaves the other, whatever the loss scale."""
     with within_host():
