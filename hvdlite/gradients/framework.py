@@ -116,7 +116,7 @@ class Framework(Protocol):
         ...
 
     def refuse_replicas(self) -> None:
-        """Raise NotImplementedError if the framework itself spreads each step over several devices, or may do so."""
+        """Raise NotImplementedError if the framework itself spreads each step over several devices."""
         ...
 
     def using(self, results: Sequence[Gradient], /) -> AbstractContextManager[object]:

@@ -314,8 +314,8 @@ def attach(optimizer: Optimizer, settings: Settings, sums: Accumulator, strategy
         RuntimeError: The optimizer is attached already.
         MismatchError: The ranks' strategies differ; on every rank.
         HvdliteError: This version of Keras, or of its backend, lacks a private name that hvdlite uses.
-        NotImplementedError: `keras.distribution` or a tf.distribute strategy is in use, or sharded=True cannot serve
-            the optimizer.
+        NotImplementedError: `keras.distribution` or a tf.distribute strategy of several replicas is in use, or
+            sharded=True cannot serve the optimizer.
         ValueError: sharded=True cannot serve the optimizer, or each rank has a part of its state.
     """
     before = attachment_of(optimizer)

@@ -111,7 +111,7 @@ def require_guarded_step() -> None:
         optimizer = keras.optimizers.SGD(0.0, name="hvdlite")
         variable = keras.Variable(np.zeros(1, "float32"), name="hvdlite")
         optimizer.__dict__.update({name.attribute: noting(name, name.of(optimizer)) for name in GUARDED})
-        optimizer.apply([keras.ops.zeros((1,), "float32")], [variable])
+        as_replica(lambda: optimizer.apply([keras.ops.zeros((1,), "float32")], [variable]))
         TRAINABLE_VARIABLES.of(optimizer)
     for name in GUARDED:
         if name not in reached:
@@ -124,6 +124,14 @@ def outside_of_graphs() -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
     scope: contextlib.AbstractContextManager[object] = importlib.import_module("tensorflow").init_scope()
     return scope
+
+
+def as_replica(step: Callable[[], object]) -> None:
+    """Run a step as Keras runs it in fit(): within the scope of a tf.distribute strategy, as one of its replicas."""
+    if keras.backend.backend() == "tensorflow":
+        importlib.import_module("tensorflow").distribute.get_strategy().run(step)
+    else:
+        step()
 
 
 def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[Variable]:

@@ -110,15 +110,14 @@ def using(results: Sequence[Gradient]) -> Iterator[None]:
 
 
 def refuse_replicas() -> None:
-    """Raise NotImplementedError inside a tf.distribute strategy of several replicas, and inside any strategy's scope.
+    """Raise NotImplementedError inside a tf.distribute strategy of several replicas.
 
-    Each replica would have a round of its own, before TensorFlow adds up the replicas' gradients. In a scope, an
-    optimizer takes no steps.
+    Each replica would have a round of its own, before TensorFlow adds up the replicas' gradients.
     """
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas > 1 or (tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context()):
+    if replicas > 1:
         raise NotImplementedError(
-            f"hvd.DistributedOptimizer does not work under a tf.distribute strategy ({replicas} replicas): start one "
+            f"hvd.DistributedOptimizer does not work under a tf.distribute strategy of {replicas} replicas: start one "
             "process per device instead (hvdliterun -np), without a strategy [HVD314]"
         )
 
