@@ -40,7 +40,7 @@ FAILS = (sys.executable, str(SCRIPTS / "fails.py"))
 def test_one_rank_that_fails_ends_the_job_with_its_code(runner: Runner, how: str, code: int, told: str) -> None:
     begun = time.monotonic()
     job = runner.run("-np", "3", *FAILS, how)
-    assert time.monotonic() - begun < 5.0  # MPI's start and the two seconds that an end may take
+    assert time.monotonic() - begun < 8.0  # MPI's start on busy cores, and the two seconds that an end may take
     assert job.returncode == code, job.stderr
     assert job.stderr.splitlines()[-1] == f"hvdliterun: {told}"
     assert "[1]<stdout>:last words\n" in job.stdout
