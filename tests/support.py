@@ -110,7 +110,7 @@ def rows(outcomes: Iterable[tuple[str, str]]) -> list[Row]:
         found = area(test)
         if found:
             counts[found][outcome] += 1
-            sizes[found[0]].update(map(int, re.findall(r"test_ranks.*\[\w+-(\d)-", test)))
+            sizes[found[0]].update(map(int, re.findall(r"::test_ranks\[\w+-(\d)-", test)))
     date = datetime.now(UTC).date().isoformat()
     where = f"Linux {platform.machine()}, {os.cpu_count()} cores"
     python = f"Python {'.'.join(map(str, sys.version_info[:2]))}"

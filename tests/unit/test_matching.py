@@ -209,7 +209,8 @@ def test_what_a_leaving_rank_lacks_is_named_as_the_user_called_it() -> None:
     assert texts[0].startswith("hvd.load_model('best.keras'): rank 1 shut down")
     assert texts[0].endswith("without calling it. It is collective: every rank must call it. [HVD910]")
     assert (
-        texts[1].startswith("gradients of DistributedOptimizer(SGD): rank 1 shut down") and "hvd.uneven_inputs" in texts[1]
+        texts[1].startswith("gradients of DistributedOptimizer(SGD): rank 1 shut down")
+        and "hvd.uneven_inputs" in texts[1]
     )
     assert (
         texts[2].startswith("message 1 from rank 0 to rank 1: rank 1 shut down")
