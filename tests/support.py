@@ -30,7 +30,11 @@ AREAS = (
     (r"tests/parallel/test_ranks.*\[torch_", "PyTorch: the optimizer and its options", ("torch", MPI)),
     (r"tests/parallel/test_ranks.*\[tensorflow_", "TensorFlow and Keras on it", ("tensorflow", "keras", MPI)),
     (r"tests/parallel/test_ranks.*\[distributed_", "torch.distributed with the backend hvdlite", ("torch", MPI)),
-    (r"tests/parallel/test_(distributed|torch_suite)", "torch.distributed: whole jobs, and tests of PyTorch", ("torch", MPI)),
+    (
+        r"tests/parallel/test_(distributed|torch_suite)",
+        "torch.distributed: whole jobs, and tests of PyTorch",
+        ("torch", MPI),
+    ),
     (r"tests/parallel/test_ranks", "collectives, process sets, join, elastic.run", ("numpy", MPI)),
     (r"tests/parallel/test_keras.*tensorflow", "Keras on TensorFlow", ("keras", "tensorflow", MPI)),
     (r"tests/parallel/test_keras.*torch", "Keras on PyTorch", ("keras", "torch", MPI)),
