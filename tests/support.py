@@ -7,6 +7,7 @@ write rows that say less than they seem to, so only `.ci/run` and `tests/gpu` re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -96,10 +97,10 @@ def version(name: str) -> str:
         srun = shutil.which("srun")
         told = subprocess.run([srun, "--version"], capture_output=True, text=True).stdout if srun else ""
         return f"Slurm {'.'.join(re.findall(r'[0-9]+', told)[:2])}" if told else ""
-    try:
-        return f"{PACKAGES.get(name, name)} {metadata.version(name).partition('+')[0]}"
-    except metadata.PackageNotFoundError:
-        return ""
+    for package in (name, f"{name}-cpu"):  # TensorFlow has a build without CUDA
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"{PACKAGES.get(name, name)} {metadata.version(package).partition('+')[0]}"
+    return ""
 
 
 def rows(outcomes: Iterable[tuple[str, str]]) -> list[Row]:

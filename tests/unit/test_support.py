@@ -43,6 +43,11 @@ def test_a_run_is_one_row_for_each_area() -> None:
     assert re.fullmatch(r"PyTorch [\d.]+, .* [\d.]+, Python [\d.]+", row.versions)
 
 
+def test_versions_of_frameworks_are_found() -> None:
+    for name, shown in support.PACKAGES.items():
+        assert re.fullmatch(rf"{shown} \d+\.[\d.]+", support.version(name)), name
+
+
 def test_rows_of_other_versions_stay(tmp_path: Path) -> None:
     file = tmp_path / "support.json"
     support.record(file, [OLD])
