@@ -157,6 +157,7 @@ def test_the_rank_that_a_launcher_announces(env: dict[str, str], rank: int | Non
 
 def test_before_init(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Helpers that need a rank say so; the logger takes the launcher's."""
+    hvd.shutdown()  # other tests of this process may have called init()
     monkeypatch.setattr(facts, "_last_rank", None)
     for name in launcher_environment.ANNOUNCED_RANK:  # an MPI that has started here has set some
         monkeypatch.delenv(name, raising=False)
