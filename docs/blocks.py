@@ -24,6 +24,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+DOCS = Path(__file__).resolve().parent
 FENCE = re.compile(
     r"(?:^[ ]*<!-- (?P<mark>full|not run): (?P<reason>[^\n]+) -->\n+)?"
     r"^(?P<fence>[ ]*`{3,})(?P<kind>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ ]*$"
@@ -55,6 +56,11 @@ class Block:
         """Whether the block is part of the page's first job, or with `full` of its second one."""
         marks = ("full", "hidden full", "hidden both") if full else ("", "hidden", "hidden both")
         return self.kind in PYTHON and self.mark in marks
+
+
+def pages() -> list[Path]:
+    """All pages that Sphinx builds, in the order of their paths."""
+    return sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in ("_build", "packaging"))
 
 
 def page_mark(page: Path) -> str:

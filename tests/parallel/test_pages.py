@@ -12,16 +12,14 @@ import pytest
 from docs import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
-PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in ("_build", "packaging"))
 JOBS = [
     pytest.param(
         page,
         full,
-        id=f"{page.relative_to(DOCS)}{'-full' * full}",
+        id=f"{page.relative_to(blocks.DOCS)}{'-full' * full}",
         marks=[pytest.mark.full] * (full or blocks.page_mark(page) == "full"),
     )
-    for page in PAGES
+    for page in blocks.pages()
     for full in (False, True)
     if blocks.has_job(page, full)
 ]

@@ -14,12 +14,11 @@ from hvdlite_launcher import options, tunables
 
 import hvdlite
 from docs import docstrings, generate
-from docs.blocks import FENCE, PYTHON, SHELL, blocks
+from docs.blocks import DOCS, FENCE, PYTHON, SHELL, blocks, pages
 from hvdlite import config
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
-PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).parts[0] not in ("_build", "packaging"))
+PAGES = pages()
 NAMES = [str(path.relative_to(DOCS)) for path in PAGES]
 BESIDE = ["../README.md", "../CONTRIBUTING.md", "../examples/README.md", "../hvdlite/README.md"]
 
