@@ -72,6 +72,9 @@ def cost(algorithm: str, nbytes: int, hosts: int, local: int) -> Cost:
         nbytes: The size of each rank's array.
         hosts: The number of hosts. With halving-doubling and doubling, hosts and local are powers of two.
         local: The number of ranks on each host.
+
+    Raises:
+        ValueError: The model does not know the algorithm.
     """
     ranks = hosts * local
     near = (local - 1) / local
@@ -81,6 +84,8 @@ def cost(algorithm: str, nbytes: int, hosts: int, local: int) -> Cost:
         return Cost(2 * ceil(log2(ranks)), 2 * nbytes * (hosts - 1) / hosts, 6 * near)
     if algorithm == "doubling":
         return Cost(ceil(log2(ranks)), nbytes * local * ceil(log2(hosts)), 3 * ceil(log2(local)))
+    if algorithm not in ("shared", "hierarchical"):
+        raise ValueError(f"the cost of the algorithm {algorithm!r} is not known")
     if algorithm == "shared" or hosts == 1:
         return Cost(1, 0, 2)
     between = cost(across(hosts, ceil(nbytes / local), np.dtype(np.float32)), nbytes, hosts, 1)

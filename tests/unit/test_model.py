@@ -73,3 +73,8 @@ def test_the_hierarchical_wins_wherever_bytes_count() -> None:
             for nbytes in SIZES[1:]:
                 ours = predict(cluster, "hierarchical", nbytes, ranks)
                 assert ours <= min(predict(cluster, name, nbytes, ranks) for name in ("ring", "halving_doubling"))
+
+
+def test_an_algorithm_without_a_model_has_no_cost() -> None:
+    with pytest.raises(ValueError, match="native"):
+        cost("native", 4 * LENGTH, 2, 2)
