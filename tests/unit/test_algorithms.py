@@ -18,9 +18,10 @@ from hvdlite.arrays import LINE, on_boundary
 from hvdlite.config import ALGORITHMS
 from hvdlite.memory.workspace import Workspace
 from hvdlite.transports.threads import ThreadTransport, run_ranks
+from tests.by_messages import BY_MESSAGES
 
 SIZES = range(1, 10)
-NAMES = [*(name for name in ALGORITHMS if name in MESSAGES and name != "native"), "shared", "at home"]
+NAMES = [*BY_MESSAGES, "shared", "at home"]
 """The algorithms that the setting has and that need no MPI; "at home" is `through_memory`."""
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8")
 # half a unit in the last place, relative: the error of one rounding

@@ -16,9 +16,10 @@ from hvdlite.memory.workspace import Workspace
 from hvdlite.ops import reductions
 from hvdlite.transports.threads import ThreadTransport, run_ranks
 from tests.averages import FLOATS, INTEGERS, average, given
+from tests.by_messages import BY_MESSAGES
 
 SIZES = (2, 3, 5)
-WAYS = ("auto", "ring", "halving_doubling", "doubling", "shared", "in an arena", "native")
+WAYS = ("auto", *BY_MESSAGES, "shared", "in an arena", "native")
 LAYOUTS = [(2, 2), pytest.param((3, 3), marks=pytest.mark.full), (2, 1), (3, 1, 1)]
 
 

@@ -26,6 +26,7 @@ from hvdlite.lanes.signature import Signature
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.transports import nccl
 from tests import averages
+from tests.by_messages import BY_MESSAGES
 from tests.pretend import cupy
 from tests.pretend.lanes import on_lanes, stand_in  # noqa: F401
 from tests.unit.test_algorithms import run
@@ -72,7 +73,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("way", ["shared", "ring", "halving_doubling", "doubling"])
+@pytest.mark.parametrize("way", ["shared", *BY_MESSAGES])
 def test_the_bits_are_the_hosts(way: str, dtype: str) -> None:
     for size in (2, 3, 4):
         arrays = given(size, dtype)
@@ -101,7 +102,7 @@ def test_the_bits_on_several_hosts(dtype: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "uint16", "int32", "int64", "uint64"])
-@pytest.mark.parametrize("way", ["auto", "ring", "halving_doubling", "doubling", "shared", "nccl"])
+@pytest.mark.parametrize("way", ["auto", *BY_MESSAGES, "shared", "nccl"])
 def test_averages_do_not_overflow_on_a_gpu(way: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "check", lambda cards: None)  # one GPU for each rank
     if way == "nccl" and np.dtype(dtype).kind in "iu":

@@ -26,10 +26,11 @@ from hvdlite.lanes.signature import Signature
 from hvdlite.lanes.workplace import Workplace
 from hvdlite.memory import cuda_ipc
 from hvdlite.transports import device
+from tests.by_messages import BY_MESSAGES
 from tests.pretend import cupy
 from tests.pretend.lanes import expected, on_lanes, produced, stand_in, stream_of, summed  # noqa: F401
 
-WAYS = ["ring", "halving_doubling", "doubling", "shared"]
+WAYS = [*BY_MESSAGES, "shared"]
 
 
 @pytest.mark.parametrize("aware", [True, False], ids=["direct", "staged"])

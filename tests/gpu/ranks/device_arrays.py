@@ -21,10 +21,11 @@ from hvdlite.job import runtime
 from hvdlite.lanes import gpu_side
 from hvdlite.lanes.signature import Round
 from hvdlite.transports import device
+from tests.by_messages import BY_MESSAGES
 from tests.parallel.common import require_error, require_same_bits, restart
 
 WAYS = [  # by messages with device pointers, by staged messages, in memory that the GPUs share
-    *({"ALGORITHM": way, "CUDA_AWARE": aware} for way in ("ring", "halving_doubling", "doubling") for aware in "10"),
+    *({"ALGORITHM": way, "CUDA_AWARE": aware} for way in BY_MESSAGES for aware in "10"),
     {"ALGORITHM": "shared", "CUDA_AWARE": "0"},
 ]
 LENGTHS = (0, 1, 2, 5, 1000, 300_000)
