@@ -27,6 +27,9 @@ from hvdlite.torch.functions import Stateful, is_stateful, load_in_place
 from hvdlite.torch.sharded import parts
 from hvdlite.torch.sharded.states import State, shard_of
 
+CANNOT_PICKLE = (pickle.PicklingError, AttributeError, TypeError)
+"""The errors of pickle for an object that it does not write."""
+
 
 def save(path: File, /, *, rng: bool = False, consolidate: bool = False, **what: object) -> None:
     """Save a checkpoint: `hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)`.
@@ -134,11 +137,15 @@ class TorchFormat:
 
     def write_states(self, file: BinaryIO, what: Mapping[str, object], states: Mapping[str, object]) -> None:
         """Write plain data. Raises TypeError for an extra that is not. what: the objects and extras."""
-        torch.save(states, file)
-        file.flush()
-        if not is_safe(file.name, mmap=True):
+        try:
+            torch.save(states, file)
+            file.flush()
+            good = is_safe(file.name, mmap=True)
+        except CANNOT_PICKLE:
+            good = False
+        if not good:
             extras = [name for name in what if not self.has_state(what[name])]
-            name = next(name for name in [*extras, *what] if not is_safe(alone(states[name])))
+            name = next(name for name in [*extras, *what] if not is_plain(states[name]))
             raise not_plain(name, what[name])
 
     def read(self, file: BinaryIO) -> dict[str, object]:
@@ -227,12 +234,15 @@ def is_safe(file: str | BinaryIO, mmap: bool = False) -> bool:
     return True
 
 
-def alone(value: object) -> BinaryIO:
-    """Return a file in memory with one value."""
+def is_plain(value: object) -> bool:
+    """Whether torch saves a value, and reads it without trusting code in the file."""
     file = io.BytesIO()
-    torch.save(value, file)
+    try:
+        torch.save(value, file)
+    except CANNOT_PICKLE:
+        return False
     file.seek(0)
-    return file
+    return is_safe(file)
 
 
 def torchs_states() -> list[bytes]:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import resource
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,8 @@ def check_extras_that_are_no_plain_data() -> None:
     with folder() as where:
         net = torch.nn.Linear(2, 1)
         hvd.save(where / "run.pt", model=net, epoch=1)
-        for odd in (argparse.Namespace(lr=1), [torch.nn.Linear(1, 1)], np.arange(3)):
+        odds = (argparse.Namespace(lr=1), [torch.nn.Linear(1, 1)], np.arange(3), lambda: 1, threading.Lock())
+        for odd in odds:
             require_error(
                 TypeError,
                 lambda: hvd.save(where / "run.pt", model=net, epoch=2, odd=odd),
