@@ -18,7 +18,7 @@ from hvdlite.job import runtime
 from hvdlite.job.process_sets import ProcessSet, global_process_set
 from hvdlite.lanes.calls import calling
 from hvdlite.ops import Adasum, Average, Op, op_of, require_adasum
-from hvdlite.strategies import Strategy, require_strategy
+from hvdlite.strategies import Reach, Strategy, require_strategy
 from hvdlite.system.user_warnings import warn
 from hvdlite.torch.attach.adasum_steps import DeltaAttachment, attach_delta
 from hvdlite.torch.attach.attachment import Attachment, attach
@@ -119,6 +119,8 @@ def DistributedOptimizer(
     if not isinstance(grad_scaler, torch.amp.GradScaler | None):
         raise TypeError(f"grad_scaler must be a torch.amp.GradScaler, not a {type(grad_scaler).__name__}")
     settings = replace(settings, scaler=grad_scaler)
+    if strategy is not None:
+        require_gradients(strategy, settings.compression)
     how = lossy_of(settings.compression)
     keeps = how is not None and (how.error_feedback or how.momentum > 0)
     if keeps and isinstance(optimizer, torch.optim.LBFGS):
@@ -166,6 +168,15 @@ def require_served(strategy: object, op: Op, sharded: object) -> None:
         raise ValueError(f"strategy= averages weights, and op=hvd.{op.name} is about gradients: leave op out")
     if sharded:
         raise ValueError("strategy= with sharded= is not possible: each rank steps all weights by itself")
+
+
+def require_gradients(strategy: Strategy, compression: type[Compressor]) -> None:
+    """Raise ValueError for a compression of gradients, if the strategy never averages gradients."""
+    if compression is not Compression.none and strategy.reaches == {Reach.NONE}:
+        raise ValueError(
+            f"strategy={strategy!r} averages no gradients, so compression={compression} would have no effect: leave it "
+            "out. hvd.DiLoCo(compression=...) compresses what DiLoCo sends"
+        )
 
 
 def require_unattached(optimizer: object) -> None:

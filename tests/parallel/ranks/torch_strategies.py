@@ -6,6 +6,7 @@ import copy
 import gc
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -568,6 +569,11 @@ def check_rules() -> None:
 
     require_error(TypeError, lambda: attach(strategy="local"), "hvd.LocalSGD")
     require_error(ValueError, lambda: attach(strategy=hvd.LocalSGD(2), op=hvd.Sum), "leave op out")
+    for bits in (hvd.Compression.bf16, hvd.Compression.topk(ratio=0.1)):
+        require_error(
+            ValueError, partial(attach, strategy=hvd.DiLoCo(2), compression=bits), "no effect", "hvd.DiLoCo(comp"
+        )
+    attach(strategy=hvd.LocalSGD(2, warmup_steps=1), compression=hvd.Compression.bf16)
     require_error(ValueError, lambda: attach(strategy=hvd.LocalSGD(2), sharded=True), "sharded")
     for bad in (lambda: hvd.LocalSGD(0), lambda: hvd.LocalSGD(2, warmup_steps=-1), lambda: hvd.LocalSGD(2, state="all"),  # type: ignore[arg-type]
 
