@@ -12,6 +12,8 @@ from `install` to `uninstall`:
 - If the parent (mpirun) dies, the kernel kills this process.
 - The names of the MPI's shared-memory files are removed (see `mpi_segments`).
 
+Before `install`, an exception ends the job if `mpi4py.MPI` has been imported (see `end_for_uncaught`).
+
 mpirun itself notices signals and `os._exit(n)`. SystemExit is not covered outside of CPython, nor in other threads than
 the main one, where Python ignores it. In interactive sessions an exception does not end the process. Under hvdliterun
 the ranks agree on the first failure: on one host through the job's folder, on several hosts through hvdliterun. Only
@@ -20,6 +22,7 @@ the first failure is printed, and its code is the job's.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import io
@@ -48,6 +51,8 @@ TOGETHER = 0.2  # seconds for other ranks to end by themselves, as when all call
 PR_SET_PDEATHSIG = 1
 
 _guard: Guard | None = None
+_guarded = False
+"""Whether this process has ever been guarded."""
 _leaving = False
 _ending = False
 
@@ -63,9 +68,9 @@ def install(abort: Callable[[int], object], rank: int, leave: Callable[[], objec
         rank: This process' rank in MPI.COMM_WORLD.
         leave: Leaves the job, as `hvd.shutdown()` does.
     """
-    global _guard, _leaving
+    global _guard, _guarded, _leaving
     uninstall()
-    _guard, _leaving = Guard(abort, rank, leave), False
+    _guard, _guarded, _leaving = Guard(abort, rank, leave), True, False
     _guard.attach()
     note_presence(rank, present=True)
     die_with_parent()
@@ -120,14 +125,28 @@ def end_for_uncaught() -> None:
     """At the process' exit: end the job if an exception has ended the script past our hook.
 
     The user may have replaced the hook after hvd.init(), as `rich.traceback.install()` does; then the exception has
-    been printed. An exception from inside a frame is shown by a console, and does not end the script.
+    been printed. Or the exception came before hvd.init(), and `mpi4py.MPI` has been imported: MPI's end would wait for
+    the other ranks. An exception from inside a frame is shown by a console, and does not end the script.
     """
     error, traceback = getattr(sys, "last_value", None), getattr(sys, "last_traceback", None)
-    if _guard is None or sys.excepthook is _guard.my_excepthook or not _guard.applies():
-        return
     if error is None or traceback is None or traceback.tb_frame.f_back is not None:
         return
-    _guard.end_for(type(error), type(error).__name__, lambda: None, functions=False)
+    guard = _guard or guard_before_init()
+    if guard is None or sys.excepthook is guard.my_excepthook or not guard.applies():
+        return
+    guard.end_for(type(error), type(error).__name__, lambda: None, functions=False)
+
+
+def guard_before_init() -> Guard | None:
+    """A guard for a rank whose MPI somebody else has initialized; None if there is no such MPI, or only one rank."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if _guarded or mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return None
+    world = mpi.COMM_WORLD
+    return Guard(world.Abort, world.Get_rank(), lambda: None) if world.Get_size() > 1 else None
+
+
+atexit.register(end_for_uncaught)
 
 
 def report_swallowed(error: str) -> None:

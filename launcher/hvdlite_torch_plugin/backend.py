@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,8 @@ def register_all() -> None:
 
     _rendezvous_handlers["env"] = meet_by_environment
     announce()
+    if place_in(os.environ) is not None:
+        atexit.register(end_if_failed)
     if os.environ.get("HVDLITE_AS_MPI", "0") not in ("", "0"):
         stand_for_mpi()
 
@@ -52,6 +56,17 @@ def announce() -> None:
     if found and "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         for name, number in variables(found).items():
             os.environ.setdefault(name, number)
+
+
+def end_if_failed() -> None:
+    """At the process' exit: end the job if an exception ends this rank, and a library has initialized MPI.
+
+    Lightning does so, long before a process group is made. MPI's end would wait for the other ranks.
+    """
+    if getattr(sys, "last_value", None) is not None and "mpi4py.MPI" in sys.modules:
+        from hvdlite.job.exits import end_for_uncaught
+
+        end_for_uncaught()
 
 
 def stand_for_mpi() -> None:

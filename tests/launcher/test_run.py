@@ -79,6 +79,27 @@ def test_of_all_ranks_that_fail_one_is_told(runner: Runner) -> None:
     assert rank and f"hvdliterun: rank {rank[1]} ended the job with exit code 1 [HVD903]\n" in job.stderr
 
 
+FAILS_BEFORE_INIT = """
+import sys, time
+import {imported}
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1:
+    raise ValueError("no data")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["hvdliterun", "mpirun"])
+@pytest.mark.parametrize("imported", ["hvdlite", "torch"])
+def test_a_rank_that_fails_before_init_in_an_mpi_of_somebody_else(runner: Runner, imported: str, launcher: str) -> None:
+    """Lightning imports mpi4py.MPI before any of hvdlite, and MPI's end waits for all ranks."""
+    command = (sys.executable, "-c", FAILS_BEFORE_INIT.format(imported=imported))
+    job = runner.run("-np", "2", *command) if launcher == "hvdliterun" else runner.plain(2, *command)
+    assert job.returncode == 1, job.stderr
+    assert job.stderr.count("ValueError: no data") == 1 and "hvdlite: rank 1 failed: ValueError" in job.stderr
+    assert runner.wait_gone()
+
+
 @pytest.mark.parametrize("how", ["nothing", "zero", "caught", "uninstalled", "exit-of-thread"])
 def test_what_is_no_failure_ends_well(runner: Runner, how: str) -> None:
     job = runner.run("-np", "2", *FAILS, how)
