@@ -8,6 +8,7 @@ runs in a session of its own: Ctrl-C in a terminal reaches hvdliterun alone, whi
 import contextlib
 import math
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -212,7 +213,8 @@ def _explain(returned: int, ending: Ending, broken: OSError | None, missing: boo
 def _tell_swallowed(errors: Mapping[int, str]) -> str:
     """The message about scripts that caught the error raised when another rank had left. errors: by rank."""
     who = ("rank " if len(errors) == 1 else "ranks ") + ", ".join(map(str, sorted(errors)))
-    first = "".join(filter(str.isprintable, errors[min(errors)].partition("\n")[0])).rstrip(".")
+    first = "".join(filter(str.isprintable, errors[min(errors)].partition("\n")[0]))
+    first = re.sub(r" \[HVD\d+\]$", "", first).rstrip(".")  # this message has a code, too
     cure = "Let it end the script: does an `except RuntimeError:` stand around a batch?"
     return f"the script on {who} has caught hvdlite's error and gone on: {first}. {cure} [HVD908]"
 

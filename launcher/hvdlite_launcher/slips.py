@@ -16,6 +16,8 @@ from hvdlite_launcher.environment import is_secret
 _PER_HOST = "name the hosts with their ranks, -H server1:N,server2:N"
 _ONE_PLACE = f"leave it out, hvdliterun starts the ranks of all hosts from one place: {_PER_HOST}"
 _SEEN_TO = "leave it out, hvdliterun sees to that"
+_LOGS = "--output-filename FOLDER also writes each rank's output into files"
+_ONCE = "leave it out, hvdliterun starts a job once: a scheduler can queue it again (hvdliterun --template slurm)"
 _FLAGS = {
     "-np": ("--np", "--nproc", "--nprocs", "--nproc-per-node", "--num-procs", "--num-processes", "--num-ranks",
             "--ranks", "--ntasks", "--num-gpus", "--num-workers", "--nranks", "-N", "-nproc", "-nprocs"),
@@ -28,9 +30,11 @@ _FLAGS = {
 _CURES = {
     _ONE_PLACE: ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--standalone", "--rdzv-backend",
                  "--rdzv-endpoint", "--rdzv-id", "--num-machines", "--machine-rank", "--main-process-ip",
-                 "--main-process-port", "--multi-gpu"),
+                 "--main-process-port", "--multi-gpu", "--rdzv-conf", "--local-addr"),
     _PER_HOST: ("-ppn", "--ppn", "--npernode", "-npernode", "--ntasks-per-node", "--nodes"),
-    _SEEN_TO: ("--oversubscribe", "--allow-run-as-root"),
+    _SEEN_TO: ("--oversubscribe", "--allow-run-as-root", "--no-python", "--start-method", "--monitor-interval"),
+    _LOGS: ("--tee", "-t", "--redirects", "-r"),
+    _ONCE: ("--max-restarts",),
 }  # fmt: skip
 _MPIS = (
     "--bind-to", "--map-by", "--rank-by", "--mca", "-mca", "--report-bindings", "--display", "--tag-output",

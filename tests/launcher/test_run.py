@@ -428,6 +428,7 @@ def test_a_rank_whose_script_catches_that_another_has_left(runner: Runner, end: 
     (line,) = job.stderr.splitlines()
     assert line.startswith("hvdliterun: the script on rank 0 has caught hvdlite's error and gone on: ")
     assert "rank 1 shut down" in line and "except RuntimeError" in line
+    assert line.count("[HVD") == 1 and line.endswith("[HVD908]")
 
 
 CATCHES = """
