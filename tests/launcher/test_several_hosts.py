@@ -416,11 +416,11 @@ def test_a_host_whose_kernel_reports_no_new_files_takes_part(tmp_path: Path) -> 
     os.mkfifo(path_of(job.folder, "out", 0))
     with open(path_of(job.folder, "out", 0), "wb", buffering=0) as rank:  # waits for a reader
         rank.write(b"hello\n")
-    Path(path_of(job.folder, "ended", 0)).touch()
     Path(path_of(job.folder, "failed")).write_text("0 7 0 1.0\n")
     Path(path_of(job.folder, "result", 0)).write_bytes(b"pickled")
     Path(path_of(job.folder, "summary", 0)).write_text("3 epochs")
     Path(path_of(job.folder, "summary", 1)).write_text("of another rank")
+    Path(path_of(job.folder, "ended", 0)).touch()  # the last, as of a real rank: its other files are complete then
     team.close({})
     found = team.own.report
     assert (found.started, found.finished, found.results, found.gone) == (1, 1, {0: b"pickled"}, True)
