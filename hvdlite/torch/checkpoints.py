@@ -27,9 +27,6 @@ from hvdlite.torch.functions import Stateful, is_stateful, load_in_place
 from hvdlite.torch.sharded import parts
 from hvdlite.torch.sharded.states import State, shard_of
 
-CANNOT_PICKLE = (pickle.PicklingError, AttributeError, TypeError)
-"""The errors of pickle for an object that it does not write."""
-
 
 def save(path: File, /, *, rng: bool = False, consolidate: bool = False, **what: object) -> None:
     """Save a checkpoint: `hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch + 1)`.
@@ -137,13 +134,9 @@ class TorchFormat:
 
     def write_states(self, file: BinaryIO, what: Mapping[str, object], states: Mapping[str, object]) -> None:
         """Write plain data. Raises TypeError for an extra that is not. what: the objects and extras."""
-        try:
-            torch.save(states, file)
-            file.flush()
-            good = is_safe(file.name, mmap=True)
-        except CANNOT_PICKLE:
-            good = False
-        if not good:
+        written = is_written(states, file)
+        file.flush()
+        if not (written and is_safe(file.name, mmap=True)):
             extras = [name for name in what if not self.has_state(what[name])]
             name = next(name for name in [*extras, *what] if not is_plain(states[name]))
             raise not_plain(name, what[name])
@@ -225,6 +218,15 @@ class TorchParts:
         return parts.Join(name, value, cast("State", header))
 
 
+def is_written(value: object, file: BinaryIO) -> bool:
+    """Save a value. Returns whether pickle can write it."""
+    try:
+        torch.save(value, file)
+    except (pickle.PicklingError, AttributeError, TypeError):  # pickle's errors for a lambda, a local object, a lock
+        return False
+    return True
+
+
 def is_safe(file: str | BinaryIO, mmap: bool = False) -> bool:
     """Whether torch reads a file without trusting code in it. mmap: whether to leave tensors' values on the disk."""
     try:
@@ -237,12 +239,9 @@ def is_safe(file: str | BinaryIO, mmap: bool = False) -> bool:
 def is_plain(value: object) -> bool:
     """Whether torch saves a value, and reads it without trusting code in the file."""
     file = io.BytesIO()
-    try:
-        torch.save(value, file)
-    except CANNOT_PICKLE:
-        return False
+    written = is_written(value, file)
     file.seek(0)
-    return is_safe(file)
+    return written and is_safe(file)
 
 
 def torchs_states() -> list[bytes]:

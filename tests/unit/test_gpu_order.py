@@ -122,7 +122,7 @@ def test_messages_follow_a_wait_for_the_lanes_stream(way: str) -> None:
 
 
 def test_staging_never_gives_device_memory_to_messages() -> None:
-    for way in ("ring", "halving_doubling", "doubling"):
+    for way in BY_MESSAGES:
         on_lanes(3, way, False, lambda lane: summed(lane, produced(lane, 1000)))
     messages = [entry for entry in cupy.LOG if entry[0] == "message"]
     assert messages and not [entry for entry in messages if entry[2].endswith("cupy")]
